@@ -1,0 +1,94 @@
+"""The step-time model: measured curves, read from `profiles/<name>.json`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from faser.core import MAX_DEPTH
+
+PROFILES = Path(__file__).parent / "profiles"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Piecewise linear through (x, ms), flat before the first point, at the last slope after the last one."""
+
+    x: tuple[float, ...]
+    ms: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.ms) or not self.x:
+            raise ValueError(f"a curve needs as many x ({len(self.x)}) as ms ({len(self.ms)}), at least 1")
+        if any(b <= a for a, b in zip(self.x, self.x[1:], strict=False)):
+            raise ValueError("a curve's x must increase")
+        if not (np.isfinite(self.ms).all() and min(self.ms) >= 0):
+            raise ValueError("a curve's ms must be finite and not negative")
+
+    def __call__(self, at: ArrayLike) -> NDArray[np.float64]:
+        """ms at `at` (any shape)."""
+        x = np.asarray(at, np.float64)
+        inside = np.interp(x, self.x, self.ms)
+        if len(self.x) == 1:
+            return inside
+        slope = (self.ms[-1] - self.ms[-2]) / (self.x[-1] - self.x[-2])
+        return inside + np.maximum(x - self.x[-1], 0.0) * slope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """Step time of one (device, target, draft).
+
+    verify, sync: ms by rows; draft: ms of one draft step by batch; context_ms: ms per token of context.
+    """
+
+    name: str
+    device: str
+    source: str
+    verify: Curve
+    sync: Curve = field(default=Curve((1.0,), (0.0,)))
+    draft: Curve = field(default=Curve((1.0,), (0.0,)))
+    context_ms: float = 0.0
+
+    def step_ms(self, *, rows: float, batch: float, depth: int = 0, context: float = 0) -> float:
+        """ms of a step of `rows` target rows that drafts `depth` tokens for each of `batch` requests over `context` tokens."""
+        ms = self.verify(rows) + self.sync(rows) + depth * self.draft(batch)
+        return float(ms) + self.context_ms * context
+
+    def break_even(
+        self, *, batch: int, prefill_tokens: int = 0, context: float = 0
+    ) -> tuple[float, float, float]:
+        """Survival at which one more row, at no and at full speculation, and one more draft step pay in tokens per ms.
+
+        An extra row costs dT and brings p tokens; it raises tokens/ms iff p > dT * tokens / T. See `RequestTable.observe`.
+        """
+        start = batch + prefill_tokens
+        at = np.array([start, start + batch, start + (MAX_DEPTH - 1) * batch, start + MAX_DEPTH * batch])
+        ms = self.verify(at) + self.sync(at) + self.context_ms * context
+        draft = float(self.draft(batch))
+        return float((ms[1] - ms[0]) / ms[0]), float((ms[3] - ms[2]) / ms[0]), draft / float(ms[0])
+
+
+def known_profiles() -> list[str]:
+    """Names that `load_profile` takes."""
+    return sorted(p.stem for p in PROFILES.glob("*.json"))
+
+
+def load_profile(name: str | Path) -> StepCost:
+    """The profile `name`, or the one in a file of that path. ValueError names what is wrong, KeyError an unknown name."""
+    path = PROFILES / f"{name}.json"
+    if not path.is_file():
+        path = Path(name)
+    if not path.is_file():
+        raise KeyError(f"profile {str(name)!r} is unknown; known: {', '.join(known_profiles())}, or a file")
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+        curves = {k: Curve(tuple(v["x"]), tuple(v["ms"])) for k, v in data.pop("curves").items()}
+        return StepCost(**data, **curves)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"profile {path}: {error}") from None
