@@ -166,15 +166,11 @@ def checked(decision: Decision, running: int, capabilities: Capabilities) -> Dec
     if (lengths != raw).any() or (scalars != np.rint(scalars)).any():
         raise DecisionError("nan", "lengths, draft_depth and frontier must be whole numbers")
     if running and not 0 <= lengths.min() <= lengths.max() <= MAX_DEPTH:
-        raise DecisionError(
-            "range", f"lengths span {lengths.min()}..{lengths.max()}; allowed: 0..{MAX_DEPTH}"
-        )
+        raise DecisionError("range", f"lengths span {lengths.min()}..{lengths.max()}; allowed: 0..{MAX_DEPTH}")
     depth, frontier = int(scalars[0]), int(scalars[1])
     if not 0 <= depth <= MAX_DEPTH or not 0 <= frontier <= MAX_FRONTIER:
         raise DecisionError(
             "range",
             f"draft_depth {depth} (allowed: 0..{MAX_DEPTH}), frontier {frontier} (allowed: 0..{MAX_FRONTIER})",
         )
-    return Decision(
-        lengths, min(depth, capabilities.max_depth), min(frontier, capabilities.max_frontier)
-    )
+    return Decision(lengths, min(depth, capabilities.max_depth), min(frontier, capabilities.max_frontier))

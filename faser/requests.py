@@ -14,8 +14,9 @@ from faser.costs import StepCost
 FAST, SLOW = 0.2, 0.02
 """Weight of one drafted token's verdict in the two acceptance averages (about the last 5 and the last 50 tokens)."""
 
-PRIOR = 0.6
-"""Acceptance assumed before the first verdict of an engine."""
+PRIOR, FORGET = 0.6, 0.001
+"""Acceptance assumed before an engine's first verdict; and the pull back to it per step without any, so that an engine that
+stopped speculating after a hard stretch does not believe in it for ever."""
 
 CONTEXT_SCALE, BUDGET_SCALE = 1024.0, 64.0
 """Tokens at which the features `context` and `budget`, each x / (x + scale), are one half."""
@@ -27,14 +28,14 @@ class RequestTable:
     confidence: [S, K] float32, drafts' largest softmax probabilities; drafted: [S] how many are valid.
     acceptance_fast, acceptance_slow, last_accepted: [S] see `record`.
     context: [S] tokens in the KV cache; generated, max_tokens: [S] output tokens so far, and at most.
-    arrival: [S] seconds, on the caller's clock. excluded: [S] bool, kept out of shared estimates and never speculated on.
+    arrival: [S] seconds, on the caller's clock. excluded: [S] bool, sampled under a grammar, penalties or the like: kept out of `acceptance`, the estimate that all share.
     """
 
     def __init__(self, slots: int, *, capacity: int, latency_target_s: float = 20.0) -> None:
         """`capacity`: requests that can run at once, the unit of the load features; `latency_target_s`: see `lateness`."""
         self.capacity = capacity
         self.latency_target_s = latency_target_s
-        self.acceptance = PRIOR  # mean over the engine's finished verdicts; where a new request starts
+        self.acceptance = PRIOR  # mean over the engine's verdicts; where a new request starts
         self.confidence = np.zeros((slots, MAX_DEPTH), np.float32)
         self.drafted = np.zeros(slots, np.int64)
         self.acceptance_fast = np.zeros(slots, np.float32)
@@ -46,9 +47,7 @@ class RequestTable:
         self.arrival = np.zeros(slots, np.float64)
         self.excluded = np.zeros(slots, np.bool_)
 
-    def admit(
-        self, slot: int, *, context: int, max_tokens: int, arrival: float, excluded: bool = False
-    ) -> None:
+    def admit(self, slot: int, *, context: int, max_tokens: int, arrival: float, excluded: bool = False) -> None:
         """Start a request in `slot`: `context` prompt tokens, at most `max_tokens` of output, arrived at `arrival` s."""
         self.confidence[slot] = 0.0
         self.drafted[slot] = 0
@@ -59,6 +58,14 @@ class RequestTable:
         self.max_tokens[slot] = max_tokens
         self.arrival[slot] = arrival
         self.excluded[slot] = excluded
+
+    def grow(self) -> range:
+        """Double the slots; returns the new ones."""
+        old = len(self.drafted)
+        for name, array in vars(self).items():
+            if isinstance(array, np.ndarray):
+                setattr(self, name, np.concatenate([array, array]))
+        return range(old, 2 * old)
 
     def draft(self, slots: Ints, confidence: Floats, drafted: Ints) -> None:
         """New drafts of `slots` [N]: `confidence` [N, K] (ignored past `drafted` [N])."""
@@ -78,14 +85,14 @@ class RequestTable:
             step = 1.0 - (1.0 - weight) ** judged
             average[slots] += step * (rate - average[slots])
         seen = judged > 0
-        self.last_accepted[slots] = np.where(
-            seen, accepted / np.maximum(verified, 1), self.last_accepted[slots]
-        )
+        self.last_accepted[slots] = np.where(seen, accepted / np.maximum(verified, 1), self.last_accepted[slots])
         counted = seen & ~self.excluded[slots]
         tokens = int(judged[counted].sum())
         if tokens:
             mean = float(accepted[counted].sum()) / tokens
             self.acceptance += (1.0 - (1.0 - SLOW) ** (tokens / len(slots))) * (mean - self.acceptance)
+        else:
+            self.acceptance += FORGET * (PRIOR - self.acceptance)
 
     def observe(
         self,

@@ -1,1 +1,115 @@
+"""Policies by name. `make_policy("static:4", cost)` or `make_policy("checkpoints/ppo.pt", cost)`.
 
+A name is looked up here and nowhere else; each policy is one file that knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from faser.core import MAX_DEPTH, Policy
+from faser.costs import StepCost
+
+KNOWN = {
+    "none": "never speculate",
+    "static:K": f"always draft and verify K tokens, 0 to {MAX_DEPTH}",
+    "schedule": "K from a batch-size table made from the step costs; or schedule:1-8=4,9-64=2 (K = 0 beyond)",
+    "ema": "K tier from the acceptance average, with hysteresis",
+    "goodput": "most expected tokens per millisecond, from confidences and step costs",
+    "random:SEED": "random lengths and depths, to test that outputs do not change",
+    "FILE.pt": "a learned policy, as written by train/ppo.py",
+}
+"""What `make_policy` takes, with a line on each."""
+
+
+class PolicyError(ValueError):
+    """A policy that cannot be had: unknown name, bad argument, or a refused file. The message is one line."""
+
+
+def make_policy(spec: str, cost: StepCost) -> Policy:
+    """The policy that `spec` names (see KNOWN), for an engine whose steps cost `cost`. Raises PolicyError."""
+    name, _, argument = spec.partition(":")
+    path = Path(spec)
+    if path.suffix == ".pt" or "/" in spec:
+        return _learned(path)
+    factory = _FACTORIES.get(name)
+    if factory is None:
+        known = ", ".join(KNOWN)
+        raise PolicyError(f"policy {spec!r} is unknown; known: {known}")
+    return factory(argument, cost)
+
+
+def _learned(path: Path) -> Policy:
+    from faser.policies.learned import load
+    from faser.policies.policy_file import PolicyFileError
+
+    try:
+        return load(path)
+    except PolicyFileError as error:
+        raise PolicyError(str(error)) from None
+
+
+def _whole(name: str, argument: str, highest: int | None) -> int:
+    allowed = f"0 to {highest}" if highest is not None else "a whole number"
+    if not re.fullmatch(r"\d{1,9}", argument) or (highest is not None and int(argument) > highest):
+        raise PolicyError(f"policy {name}:{argument}: {argument!r} is not allowed; allowed: {allowed}")
+    return int(argument)
+
+
+def _no_argument(name: str, argument: str) -> None:
+    if argument:
+        raise PolicyError(f"policy {name!r} takes no argument; {argument!r} was given")
+
+
+def _none(argument: str, cost: StepCost) -> Policy:  # noqa: ARG001
+    from faser.policies.static import Static
+
+    _no_argument("none", argument)
+    return Static(0)
+
+
+def _static(argument: str, cost: StepCost) -> Policy:  # noqa: ARG001
+    from faser.policies.static import Static
+
+    return Static(_whole("static", argument, MAX_DEPTH))
+
+
+def _schedule(argument: str, cost: StepCost) -> Policy:
+    from faser.policies.schedule import Schedule
+
+    try:
+        return Schedule.parse(argument) if argument else Schedule.from_cost(cost)
+    except ValueError as error:
+        raise PolicyError(f"policy schedule:{argument}: {error}") from None
+
+
+def _ema(argument: str, cost: StepCost) -> Policy:  # noqa: ARG001
+    from faser.policies.ema import Ema
+
+    _no_argument("ema", argument)
+    return Ema()
+
+
+def _goodput(argument: str, cost: StepCost) -> Policy:
+    from faser.policies.goodput import Goodput
+
+    _no_argument("goodput", argument)
+    return Goodput(cost)
+
+
+def _random(argument: str, cost: StepCost) -> Policy:  # noqa: ARG001
+    from faser.policies.random import Random
+
+    return Random(_whole("random", argument or "0", None))
+
+
+_FACTORIES: dict[str, Callable[[str, StepCost], Policy]] = {
+    "none": _none,
+    "static": _static,
+    "schedule": _schedule,
+    "ema": _ema,
+    "goodput": _goodput,
+    "random": _random,
+}

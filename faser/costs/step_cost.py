@@ -60,9 +60,7 @@ class StepCost:
         ms = self.verify(rows) + self.sync(rows) + depth * self.draft(batch)
         return float(ms) + self.context_ms * context
 
-    def break_even(
-        self, *, batch: int, prefill_tokens: int = 0, context: float = 0
-    ) -> tuple[float, float, float]:
+    def break_even(self, *, batch: int, prefill_tokens: int = 0, context: float = 0) -> tuple[float, float, float]:
         """Survival at which one more row, at no and at full speculation, and one more draft step pay in tokens per ms.
 
         An extra row costs dT and brings p tokens; it raises tokens/ms iff p > dT * tokens / T. See `RequestTable.observe`.

@@ -1,0 +1,11 @@
+"""Model names: what `smollm2` or a path means, and the embedded SmolLM2 made ready for vLLM.
+
+`resolve` only looks names up; `prepare` also makes sure that an embedded model is in the cache. Neither imports torch,
+transformers or vllm: the embedded models are turned into Hugging Face directories with numpy alone.
+"""
+
+from faser.models.cache import default_cache
+from faser.models.names import known_models, prepare, resolve
+from faser.models.pair import ModelError, Pair
+
+__all__ = ["ModelError", "Pair", "default_cache", "known_models", "prepare", "resolve"]

@@ -1,0 +1,24 @@
+"""The two nouns of this package: a pair of models, and the error of not having one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class ModelError(ValueError):
+    """A model that cannot be had; the message is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What one name stands for.
+
+    target, draft: a Hugging Face directory, or whatever vLLM takes as a model; draft None: none is known for this target.
+    profile: name of the cost profile (`faser.costs.load_profile`) that its policies are trained on; None: none is known.
+    """
+
+    name: str
+    target: Path | str
+    draft: Path | str | None = None
+    profile: str | None = None

@@ -1,0 +1,97 @@
+"""Every touch of vLLM that may break with its next version, in one file. Written for vLLM 0.32 (V1 runner, sync scheduling)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from vllm.platforms import current_platform
+
+from faser.serving.loop import Row
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+
+
+def worker_base() -> type[Any]:
+    """The worker class of this platform."""
+    if current_platform.is_cpu():
+        from vllm.v1.worker.cpu_worker import CPUWorker
+
+        return CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker
+
+    return Worker
+
+
+@contextmanager
+def drafter_class(cls: type[Any]) -> Iterator[None]:
+    """While open, model runners build `cls` as their draft-model proposer. The runner names its class inline and has no hook."""
+    from vllm.v1.worker import gpu_model_runner
+
+    original = gpu_model_runner.DraftModelProposer
+    gpu_model_runner.DraftModelProposer = cls
+    try:
+        yield
+    finally:
+        gpu_model_runner.DraftModelProposer = original
+
+
+def allow_ragged_drafts(scheduler: Scheduler) -> None:
+    """Stop the scheduler from padding a new decode to 1 + K rows: any batch-size table does, and ours is not read after that."""
+    scheduler.dynamic_sd_lookup = [scheduler.num_spec_tokens] * (scheduler.max_num_running_reqs + 1)
+
+
+def decoding(scheduler: Scheduler) -> list[Request]:
+    """Running requests past their prefill."""
+    return [r for r in scheduler.running if not r.is_prefill_chunk]
+
+
+def prefill_tokens(scheduler: Scheduler, rows: int) -> int:
+    """Prompt tokens that the next step may compute: running prefills, then as many of the queue as there are slots."""
+    budget = max(scheduler.max_num_scheduled_tokens - rows, 0)
+    free = scheduler.max_num_running_reqs - len(scheduler.running)
+    tokens = sum(r.num_tokens - r.num_computed_tokens for r in scheduler.running if r.is_prefill_chunk)
+    for request in islice(scheduler.waiting, free):
+        if tokens >= budget:
+            break
+        tokens += request.num_tokens - request.num_computed_tokens
+    return min(tokens, budget)
+
+
+def row(request: Request) -> Row:
+    """A request as the loop knows it."""
+    return Row(
+        request_id=request.request_id,
+        context=request.num_computed_tokens,
+        generated=request.num_output_tokens,
+        max_tokens=request.max_tokens,
+        drafted=len(request.spec_token_ids),
+        arrival=request.arrival_time,
+        excluded=excluded(request),
+    )
+
+
+def excluded(request: Request) -> bool:
+    """Whether the request is sampled under rules that make its acceptance say nothing about others'."""
+    p = request.sampling_params
+    if request.use_structured_output or p is None:
+        return True
+    penalised = p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1.0
+    return bool(penalised or p.logit_bias or p.bad_words or p.allowed_token_ids or p.min_tokens)
+
+
+def verdicts(scheduled: SchedulerOutput, output: ModelRunnerOutput) -> dict[str, tuple[int, int]]:
+    """Request id -> (drafted tokens verified, accepted) for every request that verified any."""
+    result = {}
+    for request_id, drafts in scheduled.scheduled_spec_decode_tokens.items():
+        index = output.req_id_to_index.get(request_id)
+        if index is None or not output.sampled_token_ids or not output.sampled_token_ids[index]:
+            continue
+        result[request_id] = (len(drafts), len(output.sampled_token_ids[index]) - 1)
+    return result

@@ -1,0 +1,118 @@
+"""The live loop without the engine: who is running, what was drafted, what to do, what came of it.
+
+Knows requests by id and keeps them in a `RequestTable`; the scheduler feeds it. All per-request state of FASER in a server is
+here, and `forget` ends it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from faser.controller import Controller
+from faser.core import MAX_DEPTH, Decision, Floats, Ints, StepOutcome
+from faser.costs import StepCost
+from faser.requests import RequestTable
+from faser.serving.metrics import StepMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A request that decodes in the coming step. arrival: seconds since the epoch."""
+
+    request_id: str
+    context: int
+    generated: int
+    max_tokens: int
+    drafted: int
+    arrival: float
+    excluded: bool
+
+
+class SpeculationLoop:
+    """One engine's loop: `decide` before a step, `record` after its verdicts, `draft` after its drafting."""
+
+    def __init__(self, controller: Controller, cost: StepCost, *, capacity: int) -> None:
+        self.controller = controller
+        self.cost = cost
+        self.metrics = StepMetrics()
+        self._table = RequestTable(2 * capacity, capacity=capacity)
+        self._slot: dict[str, int] = {}
+        self._free = list(range(2 * capacity))
+        self._rows: dict[str, int] = {}  # request id -> row of the step under way
+        self._slots: Ints = np.zeros(0, np.int64)
+        self._depth = 0
+        self._prefill_tokens = 0
+        self._started = 0.0
+        self._step_ms = 0.0
+
+    def __len__(self) -> int:
+        """Requests of which anything is known."""
+        return len(self._slot)
+
+    def decide(self, rows: Sequence[Row], *, waiting: int, kv_usage: float, prefill_tokens: int) -> Decision:
+        """What to do in the step about to run, for `rows` [N]. See `RequestTable.observe` for the rest."""
+        self._started = time.perf_counter()
+        self._slots = slots = np.array([self._slot_of(row) for row in rows], np.int64)
+        table = self._table
+        table.context[slots] = [row.context for row in rows]
+        table.generated[slots] = [row.generated for row in rows]
+        table.drafted[slots] = [row.drafted for row in rows]
+        table.confidence[slots] *= np.arange(MAX_DEPTH) < table.drafted[slots][:, None]
+        observation = table.observe(
+            slots,
+            self.cost,
+            now=time.time(),
+            waiting=waiting,
+            kv_usage=kv_usage,
+            prefill_tokens=prefill_tokens,
+            step_ms=self._step_ms,
+        )
+        decision = self.controller.decide(observation)
+        self.metrics.count_decision(self.controller.tally)
+        self._rows = {row.request_id: i for i, row in enumerate(rows)}
+        self._depth, self._prefill_tokens = decision.draft_depth, prefill_tokens
+        return decision
+
+    def record(self, verdicts: dict[str, tuple[int, int]]) -> StepOutcome:
+        """Verdicts of the step, request id -> (verified, accepted); a row without any verified nothing."""
+        verified = np.zeros(len(self._rows), np.int64)
+        accepted = np.zeros(len(self._rows), np.int64)
+        for request_id, row in self._rows.items():
+            verified[row], accepted[row] = verdicts.get(request_id, (0, 0))
+        self._table.record(self._slots, verified, accepted)
+        seconds = time.perf_counter() - self._started
+        self._step_ms = 1000.0 * seconds
+        outcome = StepOutcome(seconds, verified, accepted, self._depth, self._prefill_tokens)
+        self.metrics.count_step(outcome)
+        self._rows = {}
+        return outcome
+
+    def draft(self, rows: Sequence[Row], confidence: Floats) -> None:
+        """New drafts at the end of the step: `confidence` [N, depth] for `rows` [N], valid up to each row's `drafted`."""
+        padded = np.zeros((len(rows), MAX_DEPTH), np.float32)
+        padded[:, : confidence.shape[1]] = confidence
+        drafted = np.array([row.drafted for row in rows], np.int64)
+        self._table.draft(np.array([self._slot_of(row) for row in rows], np.int64), padded, drafted)
+        self.metrics.count_drafted(int(drafted.sum()))
+
+    def forget(self, request_id: str) -> None:
+        """Drop all state of a request that has ended in whatever way."""
+        slot = self._slot.pop(request_id, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def _slot_of(self, row: Row) -> int:
+        slot = self._slot.get(row.request_id)
+        if slot is not None:
+            return slot
+        if not self._free:
+            self._free.extend(self._table.grow())
+        slot = self._slot[row.request_id] = self._free.pop()
+        self._table.admit(
+            slot, context=row.context, max_tokens=row.max_tokens, arrival=row.arrival, excluded=row.excluded
+        )
+        return slot

@@ -1,0 +1,62 @@
+"""FASER's Prometheus series, in the same `/metrics` as vLLM's.
+
+The scheduler runs in an engine process and `/metrics` in an API process, so `faser serve` turns on prometheus_client's own
+multiprocess mode (PROMETHEUS_MULTIPROC_DIR): each process writes its counts, and the endpoint adds them up, over several
+engines and API servers too. No series is labelled by request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from prometheus_client import Counter, Histogram
+
+from faser.controller import Tally
+from faser.core import MAX_DEPTH, StepOutcome
+
+DECISION_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1)
+
+
+class StepMetrics:
+    """Counts steps. `faser:steps` counts the steps of an engine in which some request decoded."""
+
+    def __init__(self) -> None:
+        self._steps = Counter("faser:steps", "Engine steps in which a request decoded.")
+        self._decisions = Counter("faser:decisions", "Decisions taken by the policy.")
+        self._fallbacks = Counter("faser:fallbacks", "Steps that used the fallback length, by reason.", ["reason"])
+        self._seconds = Histogram("faser:decision_seconds", "Time to a decision.", buckets=DECISION_BUCKETS)
+        self._drafted = Counter("faser:drafted_tokens", "Tokens drafted.")
+        self._verified = Counter("faser:verified_tokens", "Drafted tokens verified by the target.")
+        self._accepted = Counter("faser:accepted_tokens", "Drafted tokens accepted by the target.")
+        lengths = Counter("faser:verify_length", "Request-steps by drafted tokens verified, 0 included.", ["length"])
+        depths = Counter("faser:draft_depth", "Steps by tokens drafted for each request.", ["depth"])
+        self._lengths = [lengths.labels(str(k)) for k in range(MAX_DEPTH + 1)]
+        self._depths = [depths.labels(str(k)) for k in range(MAX_DEPTH + 1)]
+        self._seen_decisions = 0
+        self._seen_fallbacks: dict[str, int] = {}
+
+    def count_decision(self, tally: Tally) -> None:
+        """Add what `tally` has gained since the last call."""
+        if tally.decisions > self._seen_decisions:
+            self._decisions.inc(tally.decisions - self._seen_decisions)
+            self._seen_decisions = tally.decisions
+            self._seconds.observe(tally.last_seconds)
+        for reason, count in tally.fallbacks.items():
+            if count > (seen := self._seen_fallbacks.get(reason, 0)):
+                self._fallbacks.labels(reason).inc(count - seen)
+                self._seen_fallbacks[reason] = count
+
+    def count_step(self, outcome: StepOutcome) -> None:
+        """Add one step."""
+        self._depths[outcome.draft_depth].inc()
+        if len(outcome.verified) == 0:
+            return
+        self._steps.inc()
+        for length, count in enumerate(np.bincount(outcome.verified, minlength=1)):
+            if count:
+                self._lengths[length].inc(float(count))
+        self._verified.inc(float(outcome.verified.sum()))
+        self._accepted.inc(float(outcome.accepted.sum()))
+
+    def count_drafted(self, tokens: int) -> None:
+        """Add tokens that the draft proposed."""
+        self._drafted.inc(tokens)

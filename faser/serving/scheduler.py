@@ -1,0 +1,79 @@
+"""vLLM's scheduler with a policy in it.
+
+Before a step: ask for lengths and depth, cut each request's drafts, and let vLLM schedule what is left. After it: take the
+verdicts. Cutting drafts of greedy drafting is lossless whatever the lengths are (see README, "Why outputs cannot change").
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from faser.controller import Controller
+from faser.core import Capabilities
+from faser.costs import load_profile
+from faser.policies import make_policy
+from faser.serving import compat
+from faser.serving.loop import SpeculationLoop
+from faser.serving.settings import Settings
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+    from vllm.v1.request import Request
+
+
+class FaserScheduler(Scheduler):
+    """Synchronous scheduling only. Settings come from `vllm_config.additional_config["faser"]`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings = Settings.from_config(self.vllm_config.additional_config)
+        cost = load_profile(settings.profile)
+        capabilities = Capabilities(max_depth=self.num_spec_tokens)
+        controller = Controller(make_policy(settings.policy, cost), capabilities, settings.controller)
+        self.faser = SpeculationLoop(controller, cost, capacity=self.max_num_running_reqs)
+        if self.num_spec_tokens:
+            compat.allow_ragged_drafts(self)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        requests = compat.decoding(self)
+        decision = self.faser.decide(
+            [compat.row(r) for r in requests],
+            waiting=self.get_request_counts()[1],
+            kv_usage=self.get_kv_cache_usage(),
+            prefill_tokens=compat.prefill_tokens(self, len(requests)),
+        )
+        for request, length in zip(requests, decision.lengths.tolist(), strict=True):
+            del request.spec_token_ids[length:]
+        scheduled = super().schedule(*args, **kwargs)
+        scheduled.num_spec_tokens_to_schedule = decision.draft_depth
+        return scheduled
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        self.faser.record(compat.verdicts(scheduler_output, model_runner_output))
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        super().update_draft_token_ids(draft_token_ids)  # a grammar may cut some
+        known = [(i, self.requests.get(r)) for i, r in enumerate(draft_token_ids.req_ids)]
+        live = [(i, r) for i, r in known if r is not None and r.spec_token_ids]
+        if not live:
+            return
+        confidence = getattr(draft_token_ids, "faser_confidence", None)
+        if confidence is None:  # the drafter did not run (a request at the model's full length)
+            confidence = np.zeros((len(draft_token_ids.req_ids), 0), np.float32)
+        self.faser.draft([compat.row(r) for _, r in live], confidence[[i for i, _ in live]])
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self.faser.forget(request.request_id)
+        return super()._free_request(request, *args, **kwargs)
+
+    def shutdown(self) -> None:
+        self.faser.controller.close()
+        super().shutdown()

@@ -1,0 +1,203 @@
+"""`faser serve`: vLLM's own server, started with FASER's scheduler and worker.
+
+vLLM's parser is used as it is, with a group FASER added; no flag of vLLM's is declared again. `--spec-model` and `--spec-tokens` are
+vLLM's: the draft, and the most tokens that may be drafted.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from faser.controller import ControllerConfig
+from faser.core import MAX_DEPTH
+from faser.costs import known_profiles, load_profile
+from faser.models import ModelError, Pair, known_models, prepare, resolve
+from faser.policies import KNOWN, PolicyError, make_policy
+from faser.serving.settings import Settings
+
+if TYPE_CHECKING:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+DEFAULT_MODEL = "smollm2"
+DEFAULT_PROFILE = "h200-llama2-13b"
+GIB = 1 << 30
+
+CPU_DEFAULTS: dict[str, Any] = {
+    "enforce_eager": True,  # compiling takes longer than a small model's whole life on a CPU
+    "kv_cache_memory_bytes": GIB,  # vLLM's own default is nearly all of the machine's memory
+    "max_model_len": 2048,
+    "max_num_seqs": 64,
+}
+"""What `smollm2` is served with on a CPU where the user says nothing else."""
+
+
+class UsageError(ValueError):
+    """The user's mistake, in one line."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the server until it is stopped. Returns the exit status; 2 for a user's mistake."""
+    _set_environment()
+    try:
+        args = build_parser().parse_args(argv)
+        configure(args)
+        _check_port(args)
+    except (UsageError, ModelError, PolicyError) as error:
+        print(f"faser serve: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("faser serve: stopped; nothing half-made was kept", file=sys.stderr)
+        return 130
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+
+    command = ServeSubcommand()
+    with tempfile.TemporaryDirectory(prefix="faser-metrics-") as counts:
+        os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", counts)
+        command.validate(args)
+        command.cmd(args)
+    return 0
+
+
+def build_parser() -> FlexibleArgumentParser:
+    """vLLM's serve parser with the group FASER."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(
+        FlexibleArgumentParser(
+            prog="faser serve",
+            usage="faser serve [MODEL] [--policy POLICY] [options]",
+            description=f"vLLM's OpenAI-compatible server with a learned speculation policy. MODEL: {', '.join(known_models())}, "
+            f"a directory or a hub id (default {DEFAULT_MODEL}). Its draft: --spec-model.",
+            epilog="--help=faser shows FASER's flags, --help=all every flag, --help=NAME what matches NAME.",
+        )
+    )
+    group = parser.add_argument_group("FASER", "Which policy decides how far to speculate, and its limits.")
+    limits = ControllerConfig()
+    policies = "; ".join(f"{name}: {what}" for name, what in KNOWN.items())
+    group.add_argument("--policy", default=None, help=f"{policies}. Default: the learned policy of this release.")
+    group.add_argument(
+        "--faser-profile",
+        default=None,
+        help=f"Step costs: a profile's name ({', '.join(known_profiles())}) or file. Default: the model's own.",
+    )
+    group.add_argument(
+        "--faser-deadline-ms", type=float, default=limits.deadline_ms, help="Longest time for a decision, ms."
+    )
+    group.add_argument(
+        "--faser-fallback-length",
+        type=int,
+        default=limits.fallback_length,
+        help="Speculation length of a step whose decision failed.",
+    )
+    group.add_argument(
+        "--faser-bench-after", type=int, default=limits.bench_after, help="Faults in a row that bench a policy."
+    )
+    return parser
+
+
+def configure(args: Namespace) -> None:
+    """Turn parsed arguments into those of a vLLM server with FASER in it, preparing an embedded model if asked for.
+
+    Raises UsageError, ModelError or PolicyError.
+    """
+    _refuse_conflicts(args)
+    depth = MAX_DEPTH if args.spec_tokens is None else args.spec_tokens
+    if not 1 <= depth <= MAX_DEPTH:
+        raise UsageError(f"--spec-tokens is {depth}; allowed: 1 to {MAX_DEPTH}")
+    name = args.model_tag or DEFAULT_MODEL
+    pair = resolve(name)
+    settings = _settings(args, pair)
+    make_policy(settings.policy, load_profile(settings.profile))  # refuses here, not in the engine
+    if name == DEFAULT_MODEL:
+        pair = prepare(name, progress=True)
+        _set_defaults(args, served_model_name=[name], **CPU_DEFAULTS if _on_cpu() else {})
+    args.model_tag = args.model = str(pair.target)
+    _speculate(args, args.spec_model or pair.draft, depth, settings.policy)
+    args.scheduler_cls = "faser.serving.scheduler.FaserScheduler"
+    args.worker_cls = "faser.serving.worker.FaserWorker"
+    args.async_scheduling = False
+    args.additional_config = {**(args.additional_config or {}), **settings.to_config()}
+
+
+def _speculate(args: Namespace, draft: Any, depth: int, policy: str) -> None:
+    args.spec_model = args.spec_tokens = None
+    if policy == "none":  # no draft at all: what a server without speculation costs
+        return
+    if draft is None:
+        raise UsageError(f"model {args.model!r} has no draft of its own; give one with --spec-model, or --policy none")
+    args.speculative_config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": depth}
+
+
+def _settings(args: Namespace, pair: Pair) -> Settings:
+    profile = args.faser_profile or pair.profile
+    if profile is None:
+        profile = DEFAULT_PROFILE
+        print(f"faser serve: no step costs are known for {pair.name!r}; using profile {profile}", file=sys.stderr)
+    try:
+        load_profile(profile)
+        controller = ControllerConfig(
+            deadline_ms=args.faser_deadline_ms,
+            fallback_length=args.faser_fallback_length,
+            bench_after=args.faser_bench_after,
+        )
+    except (KeyError, ValueError) as error:
+        raise UsageError(error.args[0]) from None
+    return Settings(policy=args.policy or _shipped_policy(), profile=str(profile), controller=controller)
+
+
+def _shipped_policy() -> str:
+    from importlib.resources import files
+
+    return str(files("faser.checkpoints") / "ppo.pt")
+
+
+def _refuse_conflicts(args: Namespace) -> None:
+    if args.speculative_config is not None:
+        raise UsageError("--policy and --speculative-config conflict: FASER decides; give the draft with --spec-model")
+    if args.spec_method not in (None, "draft_model"):
+        raise UsageError(f"--spec-method is {args.spec_method!r}; allowed: draft_model")
+    if args.async_scheduling:
+        raise UsageError("--async-scheduling conflicts with --policy: lengths are chosen once confidences are known")
+    for flag, value, default in (
+        ("--scheduler-cls", args.scheduler_cls, None),
+        ("--worker-cls", args.worker_cls, "auto"),
+    ):
+        if value != default:
+            raise UsageError(f"{flag} is {value!r}; FASER sets it")
+
+
+def _set_defaults(args: Namespace, **defaults: Any) -> None:
+    """Set what the user did not: an argument that still has its parser's default."""
+    parser_defaults = build_parser()
+    for name, value in defaults.items():
+        if getattr(args, name) == parser_defaults.get_default(name):
+            setattr(args, name, value)
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _check_port(args: Namespace) -> None:
+    family = socket.AF_INET6 if ":" in (args.host or "") else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((args.host or "", args.port))
+        except (OSError, OverflowError) as error:
+            raise UsageError(f"--port {args.port} on host {args.host or 'all'} cannot be used: {error}") from None
+
+
+def _set_environment() -> None:
+    """What vLLM reads from the environment at import. V1 runner: the only one that serves a greedy draft model with graphs."""
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

@@ -1,0 +1,29 @@
+"""What `faser serve` was told, as it travels to the engine process inside vLLM's `additional_config`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from faser.controller import ControllerConfig
+
+KEY = "faser"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """policy: what `make_policy` takes. profile: what `load_profile` takes."""
+
+    policy: str
+    profile: str
+    controller: ControllerConfig = field(default_factory=ControllerConfig)
+
+    def to_config(self) -> dict[str, Any]:
+        """For `additional_config`: JSON types only."""
+        return {KEY: asdict(self)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Settings:
+        """The settings that `to_config` wrote."""
+        data = dict(config[KEY])
+        return cls(**data | {"controller": ControllerConfig(**data["controller"])})

@@ -1,0 +1,56 @@
+"""vLLM's worker with a draft model that says how sure it is.
+
+The confidence of a drafted token is its softmax probability; drafting is greedy, so that is the largest one. Confidences ride
+on vLLM's own DraftTokenIds, from the worker to the scheduler.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.v1.spec_decode.draft_model import DraftModelProposer
+
+from faser.kernels.confidence import argmax_confidence
+from faser.serving import compat
+
+if TYPE_CHECKING:
+    from vllm.v1.outputs import DraftTokenIds
+
+
+class ConfidentDrafter(DraftModelProposer):
+    """Greedy drafting that keeps the confidences of its last call, [B] per draft step."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._confidences: list[torch.Tensor] = []
+
+    def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._confidences = []
+        return super().propose(*args, **kwargs)
+
+    def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        tokens, confidence = argmax_confidence(self.model.compute_logits(hidden_states))
+        self._confidences.append(confidence)
+        return tokens
+
+    def take_confidence(self) -> torch.Tensor | None:
+        """[B, depth] float32 of the last call, once; None if it drafted nothing or did not run."""
+        taken, self._confidences = self._confidences, []
+        return torch.stack(taken, dim=1) if taken else None
+
+
+class FaserWorker(compat.worker_base()):  # type: ignore[misc]  # the base depends on the platform
+    """Chosen by `--worker-cls`."""
+
+    def init_device(self) -> None:
+        with compat.drafter_class(ConfidentDrafter):
+            super().init_device()
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        drafts = super().take_draft_token_ids()
+        if drafts is not None:
+            confidence = self.model_runner.drafter.take_confidence()
+            if confidence is not None:
+                drafts.faser_confidence = confidence.cpu().numpy()
+        return drafts

@@ -1,0 +1,12 @@
+"""token = argmax_v z_v,  confidence = exp(z_token - log sum_v exp z_v)  for logits z."""
+
+from __future__ import annotations
+
+import torch
+
+
+def argmax_confidence(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [B] int64, as torch.argmax picks them, and their softmax probabilities [B] float32, from `logits` [B, V]."""
+    tokens = logits.argmax(dim=-1)
+    top = logits.gather(-1, tokens[:, None]).squeeze(-1).float()
+    return tokens, torch.exp(top - torch.logsumexp(logits.float(), dim=-1))

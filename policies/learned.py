@@ -1,0 +1,145 @@
+"""The learned policy: the PPO network frozen into numpy, fast enough to run before every engine step.
+
+    h1 = relu(x W + load U + b)           one row a request; x [N, F] request features, load [L]
+    h2 = relu(h1 W + mean(h1) V + b)      each request also sees the batch
+    lengths = argmax_k (h2 W + x S + load P + b)[k],  k <= drafted
+    z = relu(mean(h2) W + mean(x) V + load U + b)
+    depth = argmax_d (z W + b + prior)[d],  frontier = argmax (z W + b)
+
+The goodput rule "verify token j while its survival exceeds its break-even" is linear in the features, so it is the initial
+value of the skip arrays S and P (`rule_skip`): training starts from the rule and learns what it misses. The depth prior is
+the same rule over the mean acceptance (`depth_values`). `faser.train.network` is the torch twin; a test holds them equal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from faser.core import LOAD_FEATURES, MAX_DEPTH, REQUEST_FEATURES, Decision, Floats, Observation
+from faser.policies import policy_file
+from faser.policies.policy_file import PolicyFile, PolicyFileError
+
+__all__ = ["NEVER", "LearnedPolicy", "PolicyFileError", "load", "rule_skip"]
+
+NEVER = np.float32(-1e9)
+"""Logit of a choice that is not allowed; finite, so that a probability of 0 times its logarithm is 0."""
+
+SURVIVAL = REQUEST_FEATURES.index("survival_1")
+DRAFTED = REQUEST_FEATURES.index("drafted")
+ACCEPTANCE = REQUEST_FEATURES.index("acceptance_slow")
+VERIFY, VERIFY_FULL, DRAFT = (LOAD_FEATURES.index(f) for f in ("verify_cost", "verify_cost_full", "draft_cost"))
+RAMP: Floats = np.linspace(0.0, 1.0, MAX_DEPTH, dtype=np.float32)
+"""[K] where token j's break-even lies between `verify_cost` (0) and `verify_cost_full` (1)."""
+
+_INPUTS = (  # weight, bias that takes its mean, which features
+    ("request_weight", "request_bias", "request"),
+    ("length_skip", "length_bias", "request"),
+    ("batch_mean", "batch_bias", "request"),
+    ("request_load", "request_bias", "load"),
+    ("length_load", "length_bias", "load"),
+    ("batch_load", "batch_bias", "load"),
+)
+
+
+def rule_skip(sharpness: float) -> tuple[Floats, Floats]:
+    """Skip arrays ([F, K+1], [L, K+1]) whose logit of length k is sharpness x sum_{j<=k} (survival_j - break_even_j)."""
+    skip = np.zeros((len(REQUEST_FEATURES), MAX_DEPTH + 1), np.float32)
+    load = np.zeros((len(LOAD_FEATURES), MAX_DEPTH + 1), np.float32)
+    for j in range(MAX_DEPTH):
+        skip[SURVIVAL + j, j + 1 :] = sharpness
+        load[VERIFY, j + 1 :] -= sharpness * (1 - RAMP[j])
+        load[VERIFY_FULL, j + 1 :] -= sharpness * RAMP[j]
+    return skip, load
+
+
+def load(path: Path | str) -> LearnedPolicy:
+    """The policy in a policy file. PolicyFileError, in one line, if the file is not one."""
+    return LearnedPolicy(policy_file.load(path))
+
+
+class LearnedPolicy:
+    """Decides by the arrays of a `PolicyFile`. Keeps buffers, so one object serves one thread; it has no other state."""
+
+    def __init__(self, file: PolicyFile) -> None:
+        self.file = file
+        a = {name: array.copy() for name, array in file.arrays.items()}
+        for weight, bias, kind in _INPUTS:  # fold the normaliser into the layers that read features
+            mean, scale = file.normaliser[f"{kind}_mean"], file.normaliser[f"{kind}_scale"]
+            a[weight] /= scale[:, None]
+            a[bias] -= mean @ a[weight]
+        self._a = {name: np.ascontiguousarray(array) for name, array in a.items()}
+        allowed = np.arange(MAX_DEPTH + 1)
+        self._mask = np.where(allowed <= allowed[:, None], np.float32(0), NEVER)  # [drafted, length]
+        depth_mask = np.where(allowed <= file.max_depth, np.float32(0), NEVER)
+        self._depth_bias = a["depth_bias"] + depth_mask
+        self._load_weight = np.hstack([a["request_load"], a["length_load"], a["batch_load"]])
+        self._load_bias = np.concatenate([a["request_bias"], a["length_bias"], a["batch_bias"]])
+        self._powers = np.arange(1, MAX_DEPTH + 1, dtype=np.float32)
+        self._hidden = len(a["request_bias"])
+        self._grow(64)
+
+    def _grow(self, rows: int) -> None:
+        """Buffers for `rows` requests; kept for the life of the policy."""
+        self._ones = np.ones(rows, np.float32)
+        self._h1 = np.empty((rows, self._hidden), np.float32)
+        self._h2 = np.empty((rows, self._hidden), np.float32)
+        self._logits = np.empty((rows, MAX_DEPTH + 1), np.float32)
+        self._skip = np.empty((rows, MAX_DEPTH + 1), np.float32)
+
+    def decide(self, observation: Observation) -> Decision:
+        """The most probable action of the trained policy."""
+        lengths, depth, frontier = self.logits(observation)
+        best = int(frontier[: self.file.max_frontier + 1].argmax()) if self.file.max_frontier else 0
+        return Decision(lengths.argmax(axis=1), int(depth.argmax()), best)
+
+    def logits(self, observation: Observation) -> tuple[Floats, Floats, Floats]:
+        """Logits of lengths [N, K+1], depth [K+1] and frontier [W+1]. The first is a buffer that the next call reuses."""
+        a, n, hidden = self._a, observation.running, self._hidden
+        x = observation.requests
+        if n > len(self._ones):
+            self._grow(max(n, 2 * len(self._ones)))
+        of_load = observation.load @ self._load_weight
+        of_load += self._load_bias
+        ones, h1, h2 = self._ones[:n], self._h1[:n], self._h2[:n]
+        share = np.float32(1 / max(n, 1))
+
+        np.dot(x, a["request_weight"], out=h1)
+        h1 += of_load[:hidden]
+        np.maximum(h1, 0, out=h1)
+        context = ones @ h1
+        context *= share
+        np.dot(h1, a["mix_weight"], out=h2)
+        h2 += context @ a["mix_context"] + a["mix_bias"]
+        np.maximum(h2, 0, out=h2)
+
+        logits, skip = self._logits[:n], self._skip[:n]
+        np.dot(h2, a["length_weight"], out=logits)
+        logits += np.dot(x, a["length_skip"], out=skip)
+        logits += of_load[hidden : hidden + MAX_DEPTH + 1]
+        drafted = (x[:, DRAFTED] * MAX_DEPTH + 0.5).astype(np.intp)
+        logits += self._mask.take(drafted, axis=0, out=skip, mode="clip")
+
+        mean_x, mean_h2 = ones @ x, ones @ h2
+        mean_x *= share
+        mean_h2 *= share
+        z = mean_h2 @ a["batch_weight"]
+        z += mean_x @ a["batch_mean"]
+        z += of_load[-hidden:]
+        np.maximum(z, 0, out=z)
+        depth = z @ a["depth_weight"]
+        depth += self._depth_bias
+        depth[1:] += self.depth_values(float(mean_x[ACCEPTANCE]), observation.load) * a["depth_prior"]
+        return logits, depth, z @ a["frontier_weight"] + a["frontier_bias"]
+
+    def depth_values(self, acceptance: float, load: Floats) -> Floats:
+        """[K] worth of drafting 1..K tokens at mean `acceptance` a: sum_{j<=d} (max(a^j - break_even_j, 0) - draft cost).
+
+        The maximum is 0 because a drafted token that does not pay need not be verified.
+        """
+        values = np.float32(acceptance) ** self._powers
+        values -= load[VERIFY] + (load[VERIFY_FULL] - load[VERIFY]) * RAMP
+        np.maximum(values, 0, out=values)
+        values -= load[DRAFT]
+        return values.cumsum(dtype=np.float32)

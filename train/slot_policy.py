@@ -1,0 +1,133 @@
+"""The network as a stable-baselines3 policy: PPO's log-probabilities and entropies over a changing set of requests.
+
+A step has up to S + 2 choices at once. PPO clips the ratio of the joint probability, so the decision here is how to add up
+the slots' log-probabilities: see `SlotDistribution.log_prob`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Self
+
+import gymnasium
+import torch
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from torch import Tensor
+
+from faser.core import MAX_DEPTH
+from faser.train.network import Actor, Batch, Critic, Logits
+
+
+class SlotDistribution(Distribution):
+    """Independent choices: a length for each present slot, one depth, one frontier. Actions are [B, S + 2]."""
+
+    def __init__(self, logits: Logits, present: Tensor, *, slot_power: float) -> None:
+        """`slot_power`: see `log_prob`."""
+        self.proba_distribution(logits, present, slot_power)
+
+    def proba_distribution_net(self, *_: Any, **__: Any) -> torch.nn.Module:
+        raise NotImplementedError("the network is `faser.train.network.Actor`")
+
+    def proba_distribution(self, logits: Logits, present: Tensor, slot_power: float) -> Self:
+        """Take over logits and `present` [B, S]."""
+        self.present = present
+        self.count = present.sum(1).clamp(min=1.0)
+        self.slot_power = slot_power
+        self.choices = Logits(*(head.log_softmax(-1) for head in logits))
+        return self
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """[B] log-probability of depth and frontier plus N^-slot_power times the sum over the N present slots.
+
+        With slot_power 0 this is the joint one: its ratio moves with the square root of N, and PPO's clip then stops a
+        batch of 64 long before a batch of 1. With 1/2 the ratio moves alike at every N.
+        """
+        taken = actions.long().unsqueeze(-1)
+        lengths, depth, frontier = (
+            head.gather(-1, index).squeeze(-1)
+            for head, index in zip(self.choices, (taken[:, :-2], taken[:, -2], taken[:, -1]), strict=True)
+        )
+        return depth + frontier + (lengths * self.present).sum(1) * self.count**-self.slot_power
+
+    def entropy(self) -> Tensor:
+        """[B] mean entropy of the present slots' lengths, plus that of depth and frontier."""
+        lengths, depth, frontier = (-(head.exp() * head).sum(-1) for head in self.choices)
+        return (lengths * self.present).sum(1) / self.count + depth + frontier
+
+    def sample(self) -> Tensor:
+        # argmax of log-probability plus Gumbel noise is a sample; it is one pass, where multinomial is one per row
+        return self._pick([head - torch.empty_like(head).exponential_().log() for head in self.choices])
+
+    def mode(self) -> Tensor:
+        return self._pick(list(self.choices))
+
+    def _pick(self, heads: list[Tensor]) -> Tensor:
+        lengths, depth, frontier = (head.argmax(-1) for head in heads)
+        return torch.cat([lengths * self.present.long(), depth[:, None], frontier[:, None]], dim=1)
+
+    def actions_from_params(self, logits: Logits, present: Tensor, deterministic: bool = False) -> Tensor:
+        return self.proba_distribution(logits, present, self.slot_power).get_actions(deterministic=deterministic)
+
+    def log_prob_from_params(self, logits: Logits, present: Tensor) -> tuple[Tensor, Tensor]:
+        actions = self.actions_from_params(logits, present)
+        return actions, self.log_prob(actions)
+
+
+class SlotPolicy(ActorCriticPolicy):
+    """Actor and critic over flat observations of `faser/Speculation-v0`; the features extractor is the identity."""
+
+    def __init__(
+        self,
+        observation_space: gymnasium.spaces.Space[Any],
+        action_space: gymnasium.spaces.Space[Any],
+        lr_schedule: Schedule,
+        *,
+        hidden: int = 32,
+        sharpness: float = 8.0,
+        slot_power: float = 0.5,
+        max_depth: int = MAX_DEPTH,
+        max_frontier: int = 0,
+        network_seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        self.make_actor = partial(
+            Actor,
+            hidden=hidden,
+            sharpness=sharpness,
+            max_depth=max_depth,
+            max_frontier=max_frontier,
+            seed=network_seed,
+        )
+        self.hidden, self.slot_power = hidden, slot_power
+        super().__init__(observation_space, action_space, lr_schedule, **kwargs)
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        self.actor = self.make_actor()
+        self.critic = Critic(hidden=self.hidden)
+        self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1), eps=1e-5)
+
+    def _distribution(self, batch: Batch) -> SlotDistribution:
+        return SlotDistribution(self.actor(batch), batch.present, slot_power=self.slot_power)
+
+    def forward(self, obs: Tensor, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        batch = Batch.of(obs)
+        distribution = self._distribution(batch)
+        actions = distribution.get_actions(deterministic=deterministic)
+        return actions, self.critic(batch), distribution.log_prob(actions)
+
+    def evaluate_actions(self, obs: PyTorchObs, actions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        assert isinstance(obs, Tensor)
+        batch = Batch.of(obs)
+        distribution = self._distribution(batch)
+        return self.critic(batch), distribution.log_prob(actions), distribution.entropy()
+
+    def get_distribution(self, obs: PyTorchObs) -> SlotDistribution:
+        assert isinstance(obs, Tensor)
+        return self._distribution(Batch.of(obs))
+
+    def predict_values(self, obs: PyTorchObs) -> Tensor:
+        assert isinstance(obs, Tensor)
+        value: Tensor = self.critic(Batch.of(obs))
+        return value
