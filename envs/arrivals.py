@@ -115,7 +115,7 @@ class Trace:
 
 
 def sample_trace(arrivals: Arrivals, rng: np.random.Generator, n: int, rate: float, tape: Tape) -> Trace:
-    """`n` requests at `rate` per s, going through the tape in random order, as often as needed, without repeats before."""
+    """`n` requests at `rate` per s: the tape's rows in random order, each once before any comes again."""
     times = arrivals.sample(rng, n, rate)
     rows = np.concatenate([rng.permutation(len(tape)) for _ in range(-(-n // len(tape)))])[:n]
     return Trace(times, rows)

@@ -1,7 +1,7 @@
 """Which cost profile and which tape stand behind a pair's name. The one place that says so.
 
-The targets `llama2-13b` and `mistral-7b` of this project are inflated: they have those models' shapes, and so their cost,
-and compute SmolLM2's function. That is why all three share one tape.
+The targets `llama2-13b` and `mistral-7b` of this project are inflated: they have those models' shapes, and so their
+cost, and compute SmolLM2's function. That is why all three share one tape.
 """
 
 from __future__ import annotations

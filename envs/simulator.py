@@ -1,7 +1,7 @@
 """Continuous batching with one-step draft lag, as vLLM V1 runs it, on a measured clock and recorded acceptances.
 
-One decision: everything about running requests lives in the live engine's own `RequestTable`, so a policy cannot tell the
-two apart. What is simulated is only the scheduler and the clock:
+One decision: what is known of running requests lives in the live engine's own `RequestTable`, so that a policy sees the
+same numbers in both. What is simulated is only the scheduler and the clock:
 
 - first come, first served, into S slots; each step has a budget of rows: decoding requests first (1 + length each), the
   rest for prompts, in chunks; the request whose prompt ends in a step emits its first token in it and gets drafts too;
@@ -29,7 +29,7 @@ from faser.tapes import Tape
 class Step:
     """One simulated step.
 
-    outcome: rows are the requests that decoded, as in the observation before it. tokens: emitted, first tokens included.
+    outcome: rows are the requests that decoded, as in the observation before it. tokens: emitted, first ones included.
     system_s: integral over the step of the number of requests in the system. finished_s: [m] times in system of the
     requests that finished.
     """
@@ -53,18 +53,14 @@ class Simulator:
         kv_tokens: int = 131_072,
         latency_target_s: float = 20.0,
     ) -> None:
-        """max_batched_tokens: rows of a step, at most; kv_tokens: room in the KV cache; latency_target_s: see `RequestTable`."""
+        """max_batched_tokens: rows of a step at most. kv_tokens: room in the KV cache."""
         if slots < 1:
             raise ValueError(f"slots is {slots}; allowed: 1 or more")
         if max_batched_tokens < slots:
-            raise ValueError(
-                f"max_batched_tokens is {max_batched_tokens}; allowed: {slots} (slots) or more"
-            )
+            raise ValueError(f"max_batched_tokens is {max_batched_tokens}; allowed: {slots} (slots) or more")
         self._reserve = (tape.prompt_tokens + tape.max_tokens).astype(np.int64)  # KV tokens of a row at most
         if kv_tokens < self._reserve.max():
-            raise ValueError(
-                f"kv_tokens is {kv_tokens}; the longest request needs {self._reserve.max()}"
-            )
+            raise ValueError(f"kv_tokens is {kv_tokens}; the longest request needs {self._reserve.max()}")
         self.tape, self.cost, self.size = tape, cost, slots
         self.max_batched_tokens, self.kv_tokens = max_batched_tokens, kv_tokens
         self.latency_target_s = latency_target_s
@@ -107,17 +103,19 @@ class Simulator:
 
     def observe(self) -> Observation:
         """What a policy sees before the next step; rows are `slots`."""
-        context = int(self.table.context[self.slots].sum())
-        prompt = self._chunked[1] if self._chunked else 0
-        room = self.max_batched_tokens - len(self.slots)
-        pending = prompt + int(self._prompts[self._admitted + self._admissible()] - self._prompts[self._admitted])
+        cached = int(self.table.context[self.slots].sum())
+        pending = int(self._prompts[self._admitted + self._admissible()] - self._prompts[self._admitted])
+        if self._chunked:
+            slot, prompt = self._chunked
+            pending += prompt
+            cached += int(self._prompt[self._request[slot]]) - prompt
         return self.table.observe(
             self.slots,
             self.cost,
             now=self.now,
             waiting=self.waiting,
-            kv_usage=context / self.kv_tokens,
-            prefill_tokens=min(pending, room),
+            kv_usage=cached / self.kv_tokens,
+            prefill_tokens=min(pending, self.max_batched_tokens - len(self.slots)),
             step_ms=self._last_ms,
         )
 
@@ -155,8 +153,8 @@ class Simulator:
     def coast(self) -> tuple[float, float]:
         """As many steps without speculation as change nothing but the clock and the lengths, in one go.
 
-        Returns their seconds and `system_s`; (0, 0) when a prompt is to be computed. Same results as `step` with lengths
-        and depth 0, but for acceptance averages, much faster: it makes the baseline of an episode cheap.
+        Returns their seconds and `system_s`; (0, 0) when a prompt is to be computed. Same results as `step` with
+        lengths and depth 0, but for acceptance averages, much faster: it makes the baseline of an episode cheap.
         """
         slots = self.slots
         if not len(slots) or self._chunked or self._admissible():
@@ -192,27 +190,21 @@ class Simulator:
         return int(np.searchsorted(needs, self._kv_free, side="right")) - 1
 
     def _prefill(self, room: int) -> tuple[int, int, list[int]]:
-        """Compute up to `room` prompt tokens: how many, for how many requests, and the slots whose prompt is complete."""
+        """Compute up to `room` prompt tokens: how many, of how many requests, and the slots that are complete."""
         left, requests, ready = room, 0, []
-        if self._chunked:
-            work = [self._chunked]
-            self._chunked = None
-        else:
-            work = []
         may_admit = self._admissible()
-        while left > 0 and (work or may_admit):
-            if not work:
-                work.append(self._admit())
+        while left > 0 and (self._chunked or may_admit):
+            if not self._chunked:
+                self._chunked = self._admit()
                 may_admit -= 1
-            slot, prompt = work.pop()
+            slot, prompt = self._chunked
+            done = min(prompt, left)
+            left -= done
             requests += 1
-            if prompt <= left:
+            self._chunked = (slot, prompt - done) if done < prompt else None
+            if not self._chunked:
+                self._begin(slot)
                 ready.append(slot)
-            else:
-                self._chunked = (slot, prompt - left)
-            left -= min(prompt, left)
-        if work:  # no room at all for the unfinished prompt
-            self._chunked = work[0]
         return room - left, requests, ready
 
     def _admit(self) -> tuple[int, int]:
@@ -223,13 +215,17 @@ class Simulator:
         self._kv_free -= int(self._reserve[row])
         self._request[slot], self._base[slot] = request, self.tape.offsets[row]
         self._left[slot] = self.tape.output_tokens[row]
+        return slot, prompt
+
+    def _begin(self, slot: int) -> None:
+        """The prompt in `slot` is complete; only from here on is the request in the table, as in the live engine."""
+        request = self._request[slot]
         self.table.admit(
             slot,
-            context=prompt,
-            max_tokens=int(self.tape.max_tokens[row]),
+            context=int(self._prompt[request]),
+            max_tokens=int(self.tape.max_tokens[self.trace.row[request]]),
             arrival=float(self.trace.arrival[request]),
         )
-        return slot, prompt
 
     def _pass(self, ms: float) -> float:
         """Advance the clock; returns the integral of the number of requests in the system over that time."""
@@ -243,7 +239,7 @@ class Simulator:
         self._arrived = int(np.searchsorted(self.trace.arrival, self.now, side="right"))
 
     def _release(self, slots: Ints) -> NDArray[np.float64]:
-        """Free those of `slots` that have nothing left, keep the rest as `self.slots`; times in system of the former."""
+        """Free those of `slots` with nothing left, keep the rest as `self.slots`; times in system of the former."""
         ended = self._left[slots] == 0
         if not ended.any():
             if len(slots) != len(self.slots):
@@ -283,7 +279,8 @@ def capacity(tape: Tape, cost: StepCost, slots: int) -> float:
     Each request takes its mean output length in steps, of S rows and, evenly spread, the prompts of those that follow.
     """
     outputs, prompts = float(tape.output_tokens.mean()), float(tape.prompt_tokens.mean())
-    ms = cost.step_ms(rows=slots * (1.0 + prompts / outputs), batch=slots, context=slots * (prompts + outputs / 2))
+    context = slots * (prompts + outputs / 2)
+    ms = cost.step_ms(rows=slots * (1.0 + prompts / outputs), batch=slots, context=context)
     return 1e3 * slots / (outputs * ms)
 
 
@@ -299,9 +296,7 @@ def run(
     capabilities: Capabilities | None = None,
 ) -> Summary:
     """Replay `trace` under `policy` to its end. A faulty decision raises `DecisionError`."""
-    simulator = Simulator(
-        tape, cost, slots=slots, max_batched_tokens=max_batched_tokens, kv_tokens=kv_tokens
-    )
+    simulator = Simulator(tape, cost, slots=slots, max_batched_tokens=max_batched_tokens, kv_tokens=kv_tokens)
     baseline = without_speculation(simulator, trace)
     simulator.start(trace)
     allowed, ledger = capabilities or Capabilities(), Ledger()

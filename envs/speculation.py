@@ -58,20 +58,21 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     """How far to speculate, for every request of a batch, step by step.
 
     ## Description
-    One step is one step of an LLM engine with continuous batching (`faser.envs.simulator`): it verifies drafted tokens of
-    the running requests, computes prompts of new ones in what is left of its budget, and drafts for the next step. The clock is
-    a measured cost profile; acceptances and confidences are recorded from real text (`faser.tapes`).
+    One step is one step of an LLM engine with continuous batching (`faser.envs.simulator`): it verifies drafted tokens
+    of the running requests, computes prompts of new ones in what is left of its budget, and drafts for the next step.
+    The clock is a measured cost profile; acceptances and confidences are recorded from real text (`faser.tapes`).
 
     ## Observation space
     `Box(0, 1, (S * F + L + S,), float32)`, the state before the step; S = slots, K = 7 tokens.
 
-    | entries | content | source |
-    |---|---|---|
-    | S * F | requests, slot after slot, F = len(REQUEST_FEATURES) numbers each; 0 for a slot without a decoding request | `faser.requests` |
-    | L | load, len(LOAD_FEATURES) numbers | `faser.requests` |
-    | S | presence, 1 for a slot with a decoding request | |
+    | entries | content |
+    |---|---|
+    | S * F | slot after slot, the REQUEST_FEATURES of `faser.core`; 0 for a slot without a decoding request |
+    | L | the LOAD_FEATURES of `faser.core` |
+    | S | presence: 1 for a slot with a decoding request |
 
-    A slot whose prompt is still being computed is not present. No slot need be present: then only the depth matters.
+    `RequestTable.observe` says how each feature is made. A slot whose prompt is still being computed is not present. No
+    slot need be present: then only the depth matters.
 
     ## Action space
     `MultiDiscrete([K + 1] * S + [K + 1, W + 1])`
@@ -80,14 +81,14 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     |---|---|
     | S | length: at most how many of the slot's drafted tokens are verified now; more than drafted means all |
     | 1 | draft depth: tokens drafted for every request at the step's end, for the next step |
-    | 1 | frontier: NO EFFECT YET; the simulator has no overlap of drafting and verifying, so it is clamped to 0 |
+    | 1 | frontier: NO EFFECT YET, at any value: the simulator does not overlap drafting with verifying |
 
     Depth and frontier are clamped to `capabilities`. Entries of slots that are not present are ignored.
 
     ## Rewards
-    `objective`, or an object as `reward`. The default `time_in_system` is minus (integral of the number of requests in the
-    system over the step) / (that integral over a whole episode without speculation on the same arrivals). So the return is
-    minus the ratio of mean times in system: above -1 is better than no speculation.
+    `objective`, or an object as `reward`. The default `time_in_system` is minus (integral of the number of requests in
+    the system over the step) / (that integral over a whole episode without speculation on the same arrivals). So the
+    return of an episode is minus the ratio of mean times in system: above -1 is better than no speculation.
 
     ## Starting state
     An empty engine at the first of `requests` arrivals, drawn anew at each reset. Idle gaps are skipped.
@@ -105,7 +106,7 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     | pair | "llama2-13b" | cost profile and tape: see `faser.envs.pairs` |
     | slots | 64 | requests that run at once |
     | requests | 192 | requests of an episode |
-    | load | (0.05, 1.2) | offered load over the capacity without speculation; of a range, drawn log-uniformly per episode |
+    | load | (0.05, 1.2) | offered load over the capacity without speculation; a range: log-uniform |
     | arrivals | "mixed" | a name in `faser.envs.arrivals.ARRIVALS`, or an `Arrivals` |
     | acceptance | "tape" | the pair's tape, a `Tape`, or a number: i.i.d. acceptance with that probability |
     | part | "train" | half of the tape's requests: "train", "eval", or "all" |
@@ -116,8 +117,8 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     | max_steps | 50000 | truncation |
     | cost | None | a `StepCost` in place of the pair's profile |
 
-    `reset(seed=)` fixes everything that follows. `reset(options={"load": x, "seed": n})` sets the load of this episode, and
-    draws this episode alone from seed n.
+    `reset(seed=)` fixes everything that follows. `reset(options={"load": x, "seed": n})` sets the load of this episode
+    and draws this episode alone from seed n.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # the name and type are Gymnasium's
@@ -154,14 +155,10 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
         self.slots, self.requests, self.max_steps = slots, requests, max_steps
         self.tape = _tape(acceptance, names.tape, part)
         self.cost = cost or load_profile(names.profile)
-        self.simulator = Simulator(
-            self.tape, self.cost, slots=slots, max_batched_tokens=max_batched_tokens
-        )
+        self.simulator = Simulator(self.tape, self.cost, slots=slots, max_batched_tokens=max_batched_tokens)
         self.capacity = capacity(self.tape, self.cost, slots)
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (slots * F + L + slots,), np.float32)
-        self.action_space = gymnasium.spaces.MultiDiscrete(
-            [MAX_DEPTH + 1] * slots + [MAX_DEPTH + 1, MAX_FRONTIER + 1]
-        )
+        self.action_space = gymnasium.spaces.MultiDiscrete([MAX_DEPTH + 1] * slots + [MAX_DEPTH + 1, MAX_FRONTIER + 1])
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -181,9 +178,7 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
         self.ledger = Ledger()
         return self._observation(), {"load": self.episode_load, **self._state()}
 
-    def step(
-        self, action: NDArray[np.int64]
-    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.int64]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         simulator = self.simulator
         lengths = np.asarray(action[: self.slots])[simulator.slots]
         decision = Decision(lengths, int(action[self.slots]), int(action[self.slots + 1]))
@@ -193,9 +188,7 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
         truncated = not terminated and self.ledger.steps >= self.max_steps
         info = self._info(step)
         if terminated or truncated:
-            info["episode_summary"] = asdict(
-                self.ledger.summary(simulator.time_in_system_s, self.baseline)
-            )
+            info["episode_summary"] = asdict(self.ledger.summary(simulator.time_in_system_s, self.baseline))
         return self._observation(), self.reward(step, self.baseline), terminated, truncated, info
 
     def _observation(self) -> Floats:
@@ -220,7 +213,7 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
 
 
 def _load_range(load: float | tuple[float, float]) -> tuple[float, float]:
-    low, high = (load, load) if np.isscalar(load) else load  # type: ignore[misc]  # mypy does not narrow by np.isscalar
+    low, high = load if isinstance(load, (tuple, list)) else (load, load)
     if not 0.0 < low <= high < np.inf:
         raise ValueError(f"load is {load}; allowed: a number above 0, or (low, high) with 0 < low <= high")
     return float(low), float(high)

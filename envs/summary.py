@@ -37,7 +37,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """The same arrivals without speculation: `system_s` request-seconds in the system, `busy_s` engine seconds, `requests`."""
+    """The same arrivals without speculation: request-seconds in the system, engine seconds, and requests."""
 
     system_s: float
     busy_s: float

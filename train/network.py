@@ -1,10 +1,11 @@
 """The policy's network in torch: the trainable twin of `faser.policies.learned`, and its critic.
 
-The decision here: the same parameters, by name and layout, as the policy file's arrays, so export is a copy and the two
-forward passes can be compared line by line. Slots without a request take no part: they are left out of the means, and the
-distribution gives them the action 0 with probability 1.
+Two decisions. The parameters are, by name and layout, the policy file's arrays, so export is a copy and the two forward
+passes can be compared line by line. And only slots that hold a request are computed: a batch is one long list of requests
+with the observation that each belongs to, so a step of 3 requests costs 3 rows and not S.
 
-Symbols: B observations, S slots, F request features, L load features, K = MAX_DEPTH, W = MAX_FRONTIER, H hidden units.
+Symbols: B observations, S slots, M requests present in all of them, F request and L load features, K = MAX_DEPTH,
+W = MAX_FRONTIER, H hidden units.
 """
 
 from __future__ import annotations
@@ -23,27 +24,40 @@ F, L = len(REQUEST_FEATURES), len(LOAD_FEATURES)
 
 
 class Batch(NamedTuple):
-    """Flat observations taken apart: requests [B, S, F], load [B, L], present [B, S]."""
+    """Flat observations taken apart.
+
+    requests [M, F]; owner [M], the observation of each; slot [M], its slot there; load [B, L]; count [B, 1], requests of
+    each observation, at least 1; slots: S.
+    """
 
     requests: Tensor
+    owner: Tensor
+    slot: Tensor
     load: Tensor
-    present: Tensor
+    count: Tensor
+    slots: int
 
     @classmethod
     def of(cls, flat: Tensor) -> Batch:
-        """From [B, S*F + L + S], the observation of `faser/Speculation-v0`."""
+        """From [B, S*F + L + S], observations of `faser/Speculation-v0`."""
         slots = (flat.shape[1] - L) // (F + 1)
-        requests, load, present = torch.tensor_split(flat, (slots * F, slots * F + L), dim=1)
-        return cls(requests.reshape(-1, slots, F), load, present)
+        present = flat[:, slots * F + L :]
+        owner, slot = present.nonzero(as_tuple=True)
+        requests = flat[:, : slots * F].reshape(-1, slots, F)[owner, slot]
+        count = present.sum(1, keepdim=True).clamp(min=1.0)
+        return cls(requests, owner, slot, flat[:, slots * F : slots * F + L], count, slots)
+
+    def sum(self, rows: Tensor) -> Tensor:
+        """[B, ...] sums of rows [M, ...] by observation."""
+        return rows.new_zeros((len(self.load), *rows.shape[1:])).index_add(0, self.owner, rows)
 
     def mean(self, rows: Tensor) -> Tensor:
-        """[B, X] mean of rows [B, S, X] over present slots; 0 without any."""
-        count = self.present.sum(1, keepdim=True).clamp(min=1.0)
-        return (rows * self.present.unsqueeze(-1)).sum(1) / count
+        """[B, X] means of rows [M, X] by observation; 0 without any."""
+        return self.sum(rows) / self.count
 
 
 class Logits(NamedTuple):
-    """lengths [B, S, K+1], depth [B, K+1], frontier [B, W+1]; what is not allowed is `learned.NEVER`."""
+    """lengths [M, K+1], depth [B, K+1], frontier [B, W+1]; what is not allowed is `learned.NEVER`."""
 
     lengths: Tensor
     depth: Tensor
@@ -61,18 +75,19 @@ def _initial(name: str, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 class Actor(nn.Module):
     """Logits of the policy. Parameters are `array_shapes(hidden)`; the equations are in `faser.policies.learned`."""
 
-    def __init__(self, *, hidden: int, sharpness: float, max_depth: int, max_frontier: int, seed: int = 0) -> None:
+    def __init__(
+        self, *, hidden: int, sharpness: float, max_depth: int, max_frontier: int, seed: int = 0
+    ) -> None:
         """`sharpness`: how many nats one whole expected token is worth to the untrained network, the rule."""
         super().__init__()
-        self.max_depth, self.max_frontier = max_depth, max_frontier
         rng = torch.Generator().manual_seed(seed)
         for name, shape in array_shapes(hidden).items():
             self.register_parameter(name, nn.Parameter(_initial(name, shape, rng)))
         skip, load = learned.rule_skip(sharpness)
         with torch.no_grad():
-            self.length_skip.copy_(torch.from_numpy(skip))
-            self.length_load.copy_(torch.from_numpy(load))
-            self.depth_prior.fill_(sharpness)
+            self.get_parameter("length_skip").copy_(torch.from_numpy(skip))
+            self.get_parameter("length_load").copy_(torch.from_numpy(load))
+            self.get_parameter("depth_prior").fill_(sharpness)
         lengths, frontiers = torch.arange(MAX_DEPTH + 1), torch.arange(MAX_FRONTIER + 1)
         never = float(learned.NEVER)
         self.register_buffer("length_mask", (lengths > lengths[:, None]) * never, persistent=False)
@@ -80,28 +95,23 @@ class Actor(nn.Module):
         self.register_buffer("frontier_mask", (frontiers > max_frontier) * never, persistent=False)
         self.register_buffer("ramp", torch.from_numpy(learned.RAMP), persistent=False)
 
-    length_skip: Tensor
-    length_load: Tensor
-    depth_prior: Tensor
-
     def forward(self, batch: Batch) -> Logits:
-        x, load = batch.requests, batch.load
+        x, load, owner = batch.requests, batch.load, batch.owner
         p = dict(self.named_parameters())
-        h1 = (x @ p["request_weight"] + (load @ p["request_load"] + p["request_bias"]).unsqueeze(1)).relu()
+        h1 = (x @ p["request_weight"] + (load @ p["request_load"] + p["request_bias"])[owner]).relu()
         context = batch.mean(h1) @ p["mix_context"] + p["mix_bias"]
-        h2 = (h1 @ p["mix_weight"] + context.unsqueeze(1)).relu()
-        drafted = (x[..., learned.DRAFTED] * MAX_DEPTH + 0.5).long()
+        h2 = (h1 @ p["mix_weight"] + context[owner]).relu()
+        drafted = (x[:, learned.DRAFTED] * MAX_DEPTH + 0.5).long()
         lengths = h2 @ p["length_weight"] + x @ p["length_skip"]
-        lengths = lengths + (load @ p["length_load"] + p["length_bias"]).unsqueeze(1)
+        lengths = lengths + (load @ p["length_load"] + p["length_bias"])[owner]
         mean = batch.mean(x)
         z = batch.mean(h2) @ p["batch_weight"] + mean @ p["batch_mean"] + load @ p["batch_load"]
         z = (z + p["batch_bias"]).relu()
         depth = z @ p["depth_weight"] + p["depth_bias"] + self._depth_prior(mean, load)
-        frontier = z @ p["frontier_weight"] + p["frontier_bias"]
         return Logits(
             lengths + self.get_buffer("length_mask")[drafted],
             depth + self.get_buffer("depth_mask"),
-            frontier + self.get_buffer("frontier_mask"),
+            z @ p["frontier_weight"] + p["frontier_bias"] + self.get_buffer("frontier_mask"),
         )
 
     def _depth_prior(self, mean: Tensor, load: Tensor) -> Tensor:
@@ -109,15 +119,17 @@ class Actor(nn.Module):
         first, full, draft = (load[:, i, None] for i in (learned.VERIFY, learned.VERIFY_FULL, learned.DRAFT))
         survival = mean[:, learned.ACCEPTANCE, None] ** torch.arange(1, MAX_DEPTH + 1)
         gain = (survival - (first + (full - first) * self.get_buffer("ramp"))).clamp(min=0) - draft
-        return nn.functional.pad(gain.cumsum(1) * self.depth_prior, (1, 0))
+        return nn.functional.pad(gain.cumsum(1) * self.get_parameter("depth_prior"), (1, 0))
 
     def arrays(self) -> dict[str, Floats]:
         """The parameters as the policy file's arrays (copies)."""
-        return {name: p.detach().numpy().astype(np.float32, copy=True) for name, p in self.named_parameters()}
+        return {
+            name: p.detach().numpy().astype(np.float32, copy=True) for name, p in self.named_parameters()
+        }
 
 
 class Critic(nn.Module):
-    """Value [B, 1] of an observation, by its own encoder: sharing one made the value loss steer the policy."""
+    """Value [B, 1] of an observation. Its own encoder: the value loss must not steer the policy's features."""
 
     def __init__(self, *, hidden: int) -> None:
         super().__init__()

@@ -21,40 +21,37 @@ from faser.train.network import Actor, Batch, Critic, Logits
 
 
 class SlotDistribution(Distribution):
-    """Independent choices: a length for each present slot, one depth, one frontier. Actions are [B, S + 2]."""
+    """Independent choices: a length for each present request, one depth, one frontier. Actions are [B, S + 2]."""
 
-    def __init__(self, logits: Logits, present: Tensor, *, slot_power: float) -> None:
+    def __init__(self, logits: Logits, batch: Batch, *, slot_power: float) -> None:
         """`slot_power`: see `log_prob`."""
-        self.proba_distribution(logits, present, slot_power)
+        self.proba_distribution(logits, batch, slot_power)
 
     def proba_distribution_net(self, *_: Any, **__: Any) -> torch.nn.Module:
         raise NotImplementedError("the network is `faser.train.network.Actor`")
 
-    def proba_distribution(self, logits: Logits, present: Tensor, slot_power: float) -> Self:
-        """Take over logits and `present` [B, S]."""
-        self.present = present
-        self.count = present.sum(1).clamp(min=1.0)
-        self.slot_power = slot_power
+    def proba_distribution(self, logits: Logits, batch: Batch, slot_power: float) -> Self:
+        """Take over `logits` of `batch`."""
+        self.batch, self.slot_power = batch, slot_power
         self.choices = Logits(*(head.log_softmax(-1) for head in logits))
         return self
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """[B] log-probability of depth and frontier plus N^-slot_power times the sum over the N present slots.
+        """[B] log-probability of depth and frontier plus N^-slot_power times the sum over the N present requests.
 
         With slot_power 0 this is the joint one: its ratio moves with the square root of N, and PPO's clip then stops a
         batch of 64 long before a batch of 1. With 1/2 the ratio moves alike at every N.
         """
-        taken = actions.long().unsqueeze(-1)
-        lengths, depth, frontier = (
-            head.gather(-1, index).squeeze(-1)
-            for head, index in zip(self.choices, (taken[:, :-2], taken[:, -2], taken[:, -1]), strict=True)
-        )
-        return depth + frontier + (lengths * self.present).sum(1) * self.count**-self.slot_power
+        taken = actions.long()
+        batch, slots = self.batch, self.batch.slots
+        lengths = _of(self.choices.lengths, taken[batch.owner, batch.slot])
+        weighted = batch.sum(lengths) * batch.count.squeeze(1) ** -self.slot_power
+        return _of(self.choices.depth, taken[:, slots]) + _of(self.choices.frontier, taken[:, slots + 1]) + weighted
 
     def entropy(self) -> Tensor:
-        """[B] mean entropy of the present slots' lengths, plus that of depth and frontier."""
+        """[B] mean entropy of the present requests' lengths, plus that of depth and frontier."""
         lengths, depth, frontier = (-(head.exp() * head).sum(-1) for head in self.choices)
-        return (lengths * self.present).sum(1) / self.count + depth + frontier
+        return self.batch.sum(lengths) / self.batch.count.squeeze(1) + depth + frontier
 
     def sample(self) -> Tensor:
         # argmax of log-probability plus Gumbel noise is a sample; it is one pass, where multinomial is one per row
@@ -65,14 +62,22 @@ class SlotDistribution(Distribution):
 
     def _pick(self, heads: list[Tensor]) -> Tensor:
         lengths, depth, frontier = (head.argmax(-1) for head in heads)
-        return torch.cat([lengths * self.present.long(), depth[:, None], frontier[:, None]], dim=1)
+        actions = lengths.new_zeros((len(depth), self.batch.slots + 2))
+        actions[self.batch.owner, self.batch.slot] = lengths
+        actions[:, -2], actions[:, -1] = depth, frontier
+        return actions
 
-    def actions_from_params(self, logits: Logits, present: Tensor, deterministic: bool = False) -> Tensor:
-        return self.proba_distribution(logits, present, self.slot_power).get_actions(deterministic=deterministic)
+    def actions_from_params(self, logits: Logits, batch: Batch, deterministic: bool = False) -> Tensor:
+        return self.proba_distribution(logits, batch, self.slot_power).get_actions(deterministic=deterministic)
 
-    def log_prob_from_params(self, logits: Logits, present: Tensor) -> tuple[Tensor, Tensor]:
-        actions = self.actions_from_params(logits, present)
+    def log_prob_from_params(self, logits: Logits, batch: Batch) -> tuple[Tensor, Tensor]:
+        actions = self.actions_from_params(logits, batch)
         return actions, self.log_prob(actions)
+
+
+def _of(choices: Tensor, index: Tensor) -> Tensor:
+    """[X] the entry of choices [X, C] at index [X]."""
+    return choices.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
 
 class SlotPolicy(ActorCriticPolicy):
@@ -109,7 +114,7 @@ class SlotPolicy(ActorCriticPolicy):
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1), eps=1e-5)
 
     def _distribution(self, batch: Batch) -> SlotDistribution:
-        return SlotDistribution(self.actor(batch), batch.present, slot_power=self.slot_power)
+        return SlotDistribution(self.actor(batch), batch, slot_power=self.slot_power)
 
     def forward(self, obs: Tensor, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         batch = Batch.of(obs)

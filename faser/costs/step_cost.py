@@ -56,14 +56,14 @@ class StepCost:
     context_ms: float = 0.0
 
     def step_ms(self, *, rows: float, batch: float, depth: int = 0, context: float = 0) -> float:
-        """ms of a step of `rows` target rows that drafts `depth` tokens for each of `batch` requests over `context` tokens."""
+        """ms of a step of `rows` target rows over `context` tokens, drafting `depth` for each of `batch`."""
         ms = self.verify(rows) + self.sync(rows) + depth * self.draft(batch)
         return float(ms) + self.context_ms * context
 
     def break_even(self, *, batch: int, prefill_tokens: int = 0, context: float = 0) -> tuple[float, float, float]:
         """Survival at which one more row, at no and at full speculation, and one more draft step pay in tokens per ms.
 
-        An extra row costs dT and brings p tokens; it raises tokens/ms iff p > dT * tokens / T. See `RequestTable.observe`.
+        An extra row costs dT and brings p tokens; it raises tokens/ms iff p > dT * tokens / T.
         """
         start = batch + prefill_tokens
         at = np.array([start, start + batch, start + (MAX_DEPTH - 1) * batch, start + MAX_DEPTH * batch])
@@ -78,15 +78,55 @@ def known_profiles() -> list[str]:
 
 
 def load_profile(name: str | Path) -> StepCost:
-    """The profile `name`, or the one in a file of that path. ValueError names what is wrong, KeyError an unknown name."""
+    """The profile `name`, or that of a file. ValueError names what is wrong, KeyError an unknown name."""
     path = PROFILES / f"{name}.json"
     if not path.is_file():
         path = Path(name)
     if not path.is_file():
         raise KeyError(f"profile {str(name)!r} is unknown; known: {', '.join(known_profiles())}, or a file")
     try:
-        data: dict[str, Any] = json.loads(path.read_text())
-        curves = {k: Curve(tuple(v["x"]), tuple(v["ms"])) for k, v in data.pop("curves").items()}
-        return StepCost(**data, **curves)
-    except (ValueError, TypeError, KeyError) as error:
+        return _parse(json.loads(path.read_text()))
+    except ValueError as error:
         raise ValueError(f"profile {path}: {error}") from None
+
+
+_TEXTS, _CURVES = ("name", "device", "source"), ("verify", "sync", "draft")
+
+
+def _parse(data: Any) -> StepCost:
+    """The profile in a parsed JSON file; ValueError names the entry that is wrong."""
+    allowed = (*_TEXTS, "context_ms", "curves")
+    if not isinstance(data, dict) or not set(data) <= set(allowed):
+        raise ValueError(f"holds {_kind(data)}; allowed: an object of {', '.join(allowed)}")
+    for key in _TEXTS:
+        if not isinstance(data.get(key), str):
+            raise ValueError(f"{key} is {data.get(key)!r}; allowed: text")
+    curves = data.get("curves")
+    if not isinstance(curves, dict) or "verify" not in curves or not set(curves) <= set(_CURVES):
+        raise ValueError(f"curves is {_kind(curves)}; allowed: an object of {', '.join(_CURVES)}, with verify")
+    context_ms = data.get("context_ms", 0.0)
+    if not _is_number(context_ms) or context_ms < 0:
+        raise ValueError(f"context_ms is {context_ms!r}; allowed: 0 or more")
+    made: dict[str, Any] = {name: _curve(name, curve) for name, curve in curves.items()}
+    texts = {key: data[key] for key in _TEXTS}
+    return StepCost(**texts, context_ms=float(context_ms), **made)
+
+
+def _curve(name: str, data: Any) -> Curve:
+    if not isinstance(data, dict) or set(data) != {"x", "ms"}:
+        raise ValueError(f"{name} is {_kind(data)}; allowed: an object of x and ms")
+    for key, numbers in data.items():
+        if not isinstance(numbers, list) or not all(map(_is_number, numbers)):
+            raise ValueError(f"{name}.{key} is {numbers!r}; allowed: a list of numbers")
+    try:
+        return Curve(tuple(map(float, data["x"])), tuple(map(float, data["ms"])))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _kind(data: Any) -> str:
+    return f"an object of {', '.join(map(str, data)) or 'nothing'}" if isinstance(data, dict) else repr(data)

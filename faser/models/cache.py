@@ -75,9 +75,9 @@ def building(cache: Path) -> Iterator[None]:
                 shutil.rmtree(left_over)
             yield
     except OSError as error:
-        where = error.filename or cache
+        where = error.filename or "a write failed"
         raise ModelError(
-            f"cannot write to the cache: {where}: {error.strerror}; set FASER_CACHE to another directory"
+            f"cannot prepare models in {cache}: {error.strerror}: {where}; FASER_CACHE names another directory"
         ) from error
 
 

@@ -89,7 +89,7 @@ class GgufLlama:
     def write_tokenizer(self, directory: Path) -> None:
         """tokenizer.json, tokenizer_config.json and chat_template.jinja.
 
-        Byte-level BPE with every digit on its own: what llama.cpp calls the pre-tokenizer `smollm`; no other is known here.
+        Byte-level BPE with every digit on its own: llama.cpp calls that pre-tokenizer `smollm`; no other is known here.
         """
         kind = (self.field("tokenizer.ggml.model"), self.field("tokenizer.ggml.pre"))
         if kind != ("gpt2", "smollm"):
@@ -108,7 +108,7 @@ class GgufLlama:
         tokenizer.save(str(directory / "tokenizer.json"))
         ids = self.special_ids()
         settings = {
-            "tokenizer_class": "PreTrainedTokenizerFast",  # takes tokenizer.json as it is; GPT2's would drop the digits rule
+            "tokenizer_class": "PreTrainedTokenizerFast",  # takes tokenizer.json as is; GPT2's drops the digits rule
             "bos_token": tokens[ids["bos_token_id"]],
             "eos_token": tokens[ids["eos_token_id"]],
             "pad_token": tokens[ids["pad_token_id"]],

@@ -14,8 +14,8 @@ class ModelError(ValueError):
 class Pair:
     """What one name stands for.
 
-    target, draft: a Hugging Face directory, or whatever vLLM takes as a model; draft None: none is known for this target.
-    profile: name of the cost profile (`faser.costs.load_profile`) that its policies are trained on; None: none is known.
+    target, draft: a Hugging Face directory, or whatever vLLM takes as a model; draft None: none is known.
+    profile: name of the cost profile (`faser.costs.load_profile`) that its policies are trained on; None: none.
     """
 
     name: str

@@ -40,7 +40,8 @@ Advance = Callable[[int], None]
 def pair(cache: Path) -> Pair:
     """Where the pair is, or will be, in `cache`."""
     target = cache / f"smollm2-135m-instruct-{_key(SOURCE_SHA256)}"
-    draft = cache / f"{DRAFT}-{_key(SOURCE_SHA256, sha256(_shipped_draft() / 'model.int8.safetensors'))}"
+    shipped = sorted(p for p in _shipped_draft().iterdir() if p.suffix in {".json", ".safetensors"})
+    draft = cache / f"{DRAFT}-{_key(SOURCE_SHA256, *map(sha256, shipped))}"
     return Pair(NAME, target, draft, PROFILE)
 
 

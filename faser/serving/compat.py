@@ -95,3 +95,8 @@ def verdicts(scheduled: SchedulerOutput, output: ModelRunnerOutput) -> dict[str,
             continue
         result[request_id] = (len(drafts), len(output.sampled_token_ids[index]) - 1)
     return result
+
+
+def prefilled(scheduled: SchedulerOutput, decoding: set[str]) -> int:
+    """Prompt tokens computed in a step whose decoding requests were `decoding`."""
+    return sum(n for request_id, n in scheduled.num_scheduled_tokens.items() if request_id not in decoding)

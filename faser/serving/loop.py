@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from faser.core import MAX_DEPTH, Decision, Floats, Ints, StepOutcome
 from faser.costs import StepCost
 from faser.requests import RequestTable
 from faser.serving.metrics import StepMetrics
+from faser.serving.step_log import StepLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +36,10 @@ class Row:
 class SpeculationLoop:
     """One engine's loop: `decide` before a step, `record` after its verdicts, `draft` after its drafting."""
 
-    def __init__(self, controller: Controller, cost: StepCost, *, capacity: int) -> None:
+    def __init__(self, controller: Controller, cost: StepCost, *, capacity: int, log: StepLog | None = None) -> None:
         self.controller = controller
         self.cost = cost
+        self._log = log
         self.metrics = StepMetrics()
         self._table = RequestTable(2 * capacity, capacity=capacity)
         self._slot: dict[str, int] = {}
@@ -45,8 +47,9 @@ class SpeculationLoop:
         self._rows: dict[str, int] = {}  # request id -> row of the step under way
         self._slots: Ints = np.zeros(0, np.int64)
         self._depth = 0
-        self._prefill_tokens = 0
-        self._started = 0.0
+        self._waiting = 0
+        self._outcome: StepOutcome | None = None
+        self._started = self._ended = 0.0
         self._step_ms = 0.0
 
     def __len__(self) -> int:
@@ -55,7 +58,8 @@ class SpeculationLoop:
 
     def decide(self, rows: Sequence[Row], *, waiting: int, kv_usage: float, prefill_tokens: int) -> Decision:
         """What to do in the step about to run, for `rows` [N]. See `RequestTable.observe` for the rest."""
-        self._started = time.perf_counter()
+        self._end_step()
+        self._started = self._ended = time.perf_counter()
         self._slots = slots = np.array([self._slot_of(row) for row in rows], np.int64)
         table = self._table
         table.context[slots] = [row.context for row in rows]
@@ -74,22 +78,21 @@ class SpeculationLoop:
         decision = self.controller.decide(observation)
         self.metrics.count_decision(self.controller.tally)
         self._rows = {row.request_id: i for i, row in enumerate(rows)}
-        self._depth, self._prefill_tokens = decision.draft_depth, prefill_tokens
+        self._depth, self._waiting = decision.draft_depth, waiting
         return decision
 
-    def record(self, verdicts: dict[str, tuple[int, int]]) -> StepOutcome:
-        """Verdicts of the step, request id -> (verified, accepted); a row without any verified nothing."""
+    def record(self, verdicts: dict[str, tuple[int, int]], *, prefill_tokens: int) -> None:
+        """The step's verdicts, request id -> (verified, accepted), and the prompt tokens that it computed.
+
+        A row without a verdict verified nothing.
+        """
         verified = np.zeros(len(self._rows), np.int64)
         accepted = np.zeros(len(self._rows), np.int64)
         for request_id, row in self._rows.items():
             verified[row], accepted[row] = verdicts.get(request_id, (0, 0))
         self._table.record(self._slots, verified, accepted)
-        seconds = time.perf_counter() - self._started
-        self._step_ms = 1000.0 * seconds
-        outcome = StepOutcome(seconds, verified, accepted, self._depth, self._prefill_tokens)
-        self.metrics.count_step(outcome)
-        self._rows = {}
-        return outcome
+        self._ended = time.perf_counter()
+        self._outcome = StepOutcome(self._ended - self._started, verified, accepted, self._depth, prefill_tokens)
 
     def draft(self, rows: Sequence[Row], confidence: Floats) -> None:
         """New drafts at the end of the step: `confidence` [N, depth] for `rows` [N], valid up to each row's `drafted`."""
@@ -99,11 +102,43 @@ class SpeculationLoop:
         self._table.draft(np.array([self._slot_of(row) for row in rows], np.int64), padded, drafted)
         self.metrics.count_drafted(int(drafted.sum()))
 
+    def end_of_drafting(self) -> None:
+        """The step ends here rather than at `record`."""
+        self._ended = time.perf_counter()
+
     def forget(self, request_id: str) -> None:
         """Drop all state of a request that has ended in whatever way."""
         slot = self._slot.pop(request_id, None)
         if slot is not None:
             self._free.append(slot)
+
+    def close(self) -> None:
+        """End the policy's thread and the log."""
+        self._end_step()
+        self.controller.close()
+        if self._log is not None:
+            self._log.close()
+
+    def _end_step(self) -> None:
+        """Account for the last step, now that its duration is known."""
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
+            return
+        outcome = replace(outcome, seconds=self._ended - self._started)
+        self._step_ms = 1000.0 * outcome.seconds
+        self.metrics.count_step(outcome)
+        if self._log is not None:
+            self._log.write(
+                t=round(time.time() - (time.perf_counter() - self._started), 4),
+                ms=round(self._step_ms, 3),
+                running=len(outcome.verified),
+                waiting=self._waiting,
+                prefill=outcome.prefill_tokens,
+                context=int(self._table.context[self._slots].sum()),
+                depth=outcome.draft_depth,
+                verified=outcome.verified.tolist(),
+                accepted=outcome.accepted.tolist(),
+            )
 
     def _slot_of(self, row: Row) -> int:
         slot = self._slot.get(row.request_id)

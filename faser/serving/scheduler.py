@@ -6,6 +6,7 @@ verdicts. Cutting drafts of greedy drafting is lossless whatever the lengths are
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from faser.policies import make_policy
 from faser.serving import compat
 from faser.serving.loop import SpeculationLoop
 from faser.serving.settings import Settings
+from faser.serving.step_log import StepLog
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -35,12 +37,15 @@ class FaserScheduler(Scheduler):
         cost = load_profile(settings.profile)
         capabilities = Capabilities(max_depth=self.num_spec_tokens)
         controller = Controller(make_policy(settings.policy, cost), capabilities, settings.controller)
-        self.faser = SpeculationLoop(controller, cost, capacity=self.max_num_running_reqs)
+        log = StepLog(Path(settings.log)) if settings.log else None
+        self.faser = SpeculationLoop(controller, cost, capacity=self.max_num_running_reqs, log=log)
+        self._decoding: set[str] = set()
         if self.num_spec_tokens:
             compat.allow_ragged_drafts(self)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         requests = compat.decoding(self)
+        self._decoding = {r.request_id for r in requests}
         decision = self.faser.decide(
             [compat.row(r) for r in requests],
             waiting=self.get_request_counts()[1],
@@ -56,11 +61,15 @@ class FaserScheduler(Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        self.faser.record(compat.verdicts(scheduler_output, model_runner_output))
+        self.faser.record(
+            compat.verdicts(scheduler_output, model_runner_output),
+            prefill_tokens=compat.prefilled(scheduler_output, self._decoding),
+        )
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         super().update_draft_token_ids(draft_token_ids)  # a grammar may cut some
+        self.faser.end_of_drafting()
         known = [(i, self.requests.get(r)) for i, r in enumerate(draft_token_ids.req_ids)]
         live = [(i, r) for i, r in known if r is not None and r.spec_token_ids]
         if not live:
@@ -75,5 +84,5 @@ class FaserScheduler(Scheduler):
         return super()._free_request(request, *args, **kwargs)
 
     def shutdown(self) -> None:
-        self.faser.controller.close()
+        self.faser.close()
         super().shutdown()

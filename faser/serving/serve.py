@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faser.controller import ControllerConfig
@@ -98,6 +99,7 @@ def build_parser() -> FlexibleArgumentParser:
     group.add_argument(
         "--faser-bench-after", type=int, default=limits.bench_after, help="Faults in a row that bench a policy."
     )
+    group.add_argument("--faser-log", default=None, help="Append a JSON line for every engine step to this file.")
     return parser
 
 
@@ -148,7 +150,18 @@ def _settings(args: Namespace, pair: Pair) -> Settings:
         )
     except (KeyError, ValueError) as error:
         raise UsageError(error.args[0]) from None
-    return Settings(policy=args.policy or _shipped_policy(), profile=str(profile), controller=controller)
+    policy = args.policy or _shipped_policy()
+    return Settings(policy=policy, profile=str(profile), log=_log_file(args.faser_log), controller=controller)
+
+
+def _log_file(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        with Path(path).open("a"):
+            return str(Path(path).resolve())
+    except OSError as error:
+        raise UsageError(f"--faser-log {path!r} cannot be written: {error.strerror}") from None
 
 
 def _shipped_policy() -> str:

@@ -12,10 +12,11 @@ KEY = "faser"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """policy: what `make_policy` takes. profile: what `load_profile` takes."""
+    """policy: what `make_policy` takes. profile: what `load_profile` takes. log: file of the step log, or None."""
 
     policy: str
     profile: str
+    log: str | None = None
     controller: ControllerConfig = field(default_factory=ControllerConfig)
 
     def to_config(self) -> dict[str, Any]:

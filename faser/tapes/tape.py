@@ -10,6 +10,7 @@ import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +88,8 @@ class Tape:
         at = np.arange(len(self.match))
         stop = np.where(self.match, len(self.match), at)
         stop = np.minimum.accumulate(stop[::-1])[::-1]
-        return np.minimum(stop, np.repeat(self.offsets[1:], self.output_tokens)) - at
+        ends = np.repeat(self.offsets[1:], self.output_tokens)
+        return np.asarray(np.minimum(stop, ends) - at, np.int64)
 
     @cached_property
     def probability(self) -> Floats:
@@ -116,7 +118,7 @@ class Tape:
         )
 
     def split(self, part: str) -> Tape:
-        """`train` or `eval`: every second request of each domain, so that an evaluation sees other requests; or `all`."""
+        """`train` or `eval`: every second request of each domain, so that evaluation sees others; or `all`."""
         if part not in PARTS:
             raise TapeError(f"part is {part!r}; allowed: {', '.join(PARTS)}")
         if part == "all":
@@ -187,14 +189,15 @@ class Tape:
         }
         partial = path.with_name(path.name + ".partial")
         with partial.open("wb") as file:
-            np.savez_compressed(file, version=np.array(VERSION), sha256=np.array(_digest(arrays)), **arrays)
+            stamp = {"version": np.array(VERSION), "sha256": np.array(_digest(arrays))}
+            np.savez_compressed(file, allow_pickle=False, **stamp, **arrays)
         partial.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Tape:
         """Read and check a file. TapeError says in one line what is wrong with it."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile, TypeError, AttributeError) as error:
             raise TapeError(f"tape {path} cannot be read: {error}") from None
@@ -204,7 +207,7 @@ class Tape:
             raise TapeError(f"tape {path}: {error}") from None
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, NDArray[np.generic]]) -> Tape:
+    def _from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Tape:
         version, digest = arrays.pop("version", None), arrays.pop("sha256", None)
         if version is None or version.shape or version != VERSION:
             raise TapeError(f"format version is {version}; this code reads {VERSION}")
@@ -221,7 +224,7 @@ class Tape:
         _expect("match (packed)", bits.shape, (-(-positions // 8),))
         match = np.unpackbits(bits.astype(np.uint8), count=positions).astype(np.bool_)
         domains = tuple(str(d) for d in np.atleast_1d(arrays.pop("domains")))
-        return cls(domains=domains, match=match, source=str(arrays.pop("source")), **arrays)  # type: ignore[arg-type]  # dtypes checked above
+        return cls(domains=domains, match=match, source=str(arrays.pop("source")), **arrays)
 
 
 def _expect(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
@@ -229,7 +232,7 @@ def _expect(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> Non
         raise TapeError(f"{name} has shape {shape}; {expected} expected")
 
 
-def _digest(arrays: dict[str, NDArray[np.generic]]) -> str:
+def _digest(arrays: dict[str, NDArray[Any]]) -> str:
     sha = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])

@@ -1,0 +1,48 @@
+"""The reward that PPO is trained on: time in system, told when it is earned and not when a request ends.
+
+A token accepted now shortens its request, which shows in the time in system only at the request's end, hundreds of steps
+and many arrivals later. But the tokens of an episode are given, so paying for each adds nothing to choose between
+policies. Paying the going price, what a token costs a good fixed depth at this batch, leaves the reward near 0 at every
+load and makes a step's reward its own merit. Evaluation never uses this reward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from faser.core import MAX_DEPTH
+from faser.costs import StepCost
+from faser.envs.simulator import Step
+from faser.envs.summary import Baseline
+
+STEPS_PER_S = 100.0
+"""About how many steps a GPU makes in a second: it brings the reward of a step near 1 at every load."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenPaid:
+    """(price x tokens - seconds of the step) x requests in the system, over their mean without speculation.
+
+    cost, acceptance: of the pair; they set the price.
+    """
+
+    cost: StepCost
+    acceptance: float
+
+    def price_s(self, running: int, prefill_tokens: int) -> float:
+        """Seconds per token of the fixed depth that is best for `running` requests beside `prefill_tokens`."""
+        depth = np.arange(MAX_DEPTH + 1)
+        rows = running * (1 + depth) + prefill_tokens
+        ms = self.cost.verify(rows) + self.cost.sync(rows) + depth * self.cost.draft(running)
+        return float((ms / (self.acceptance**depth).cumsum()).min()) / running / 1e3
+
+    def __call__(self, step: Step, baseline: Baseline) -> float:
+        outcome = step.outcome
+        running = len(outcome.verified)
+        if not running:
+            return 0.0
+        merit = self.price_s(running, outcome.prefill_tokens) * step.tokens - outcome.seconds
+        requests = step.system_s / outcome.seconds
+        return merit * STEPS_PER_S * requests * baseline.busy_s / baseline.system_s
