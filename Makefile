@@ -48,10 +48,10 @@ $(STAMP):
 	    $$python -c '$(SUPPORTED)'; mkdir -p .venv; touch $(BEGUN); \
 	    [ -x $(BIN)/python ] || { echo "set-up: making .venv"; $$python -m venv .venv; }
 	@all=$$(grep -c == requirements.lock); n=0; \
-	    echo "set-up: installing $$all packages into .venv (4 GB; one to three minutes once they are downloaded)"; \
+	    echo "set-up: installing $$all packages into .venv (4 GB; one to five minutes once they are downloaded)"; \
 	    $(PIP) install --no-deps --progress-bar off -r requirements.lock 2> >(grep -v ^WARNING: >&2 || true) | \
 	    while read -r word rest; do case $$word in \
-	        Collecting|Requirement) n=$$((n + 1)); [ $$((n % 30)) -ne 0 ] || echo "set-up: found $$n of $$all";; \
+	        Collecting|Processing|Requirement) n=$$((n + 1)); [ $$((n % 30)) -ne 0 ] || echo "set-up: found $$n of $$all";; \
 	        Installing) echo "set-up: unpacking";; esac; done
 	@$(BIN)/python -c 'import torch' 2>/dev/null || { \
 	    echo "set-up: this torch is a CUDA build, installing the libraries that it needs"; \

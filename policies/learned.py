@@ -6,9 +6,10 @@
     z = relu(mean(h2) W + mean(x) V + load U + b)
     depth = argmax_d (z W + b + prior)[d],  frontier = argmax (z W + b)
 
-The goodput rule "verify token j while its survival exceeds its break-even" is linear in the features, so it is the initial
-value of the skip arrays S and P (`rule_skip`): training starts from the rule and learns what it misses. The depth prior is
-the same rule over the mean acceptance (`depth_values`). `faser.train.network` is the torch twin; a test holds them equal.
+The rule "verify token j while its survival exceeds its break-even" is linear in the features, so it is the initial
+value of the skip arrays S and P (`rule_skip`): training starts from the rule and learns what it misses. The depth prior
+is the same rule over the mean acceptance (`depth_values`). `faser.train.network` is the torch twin; a test holds them
+equal.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ SURVIVAL = REQUEST_FEATURES.index("survival_1")
 DRAFTED = REQUEST_FEATURES.index("drafted")
 ACCEPTANCE = REQUEST_FEATURES.index("acceptance_slow")
 VERIFY, VERIFY_FULL, DRAFT = (LOAD_FEATURES.index(f) for f in ("verify_cost", "verify_cost_full", "draft_cost"))
+RATE = np.float32(1.5)
+"""How many times over the rule wants a row to earn its cost: break-evens are against no speculation, and a row must
+beat what speculation already reaches. 1 to 1.8 were tried on the 13B profile. Only a start: the skip arrays are
+trained."""
+
 RAMP: Floats = np.linspace(0.0, 1.0, MAX_DEPTH, dtype=np.float32)
 """[K] where token j's break-even lies between `verify_cost` (0) and `verify_cost_full` (1)."""
 
@@ -44,13 +50,13 @@ _INPUTS = (  # weight, bias that takes its mean, which features
 
 
 def rule_skip(sharpness: float) -> tuple[Floats, Floats]:
-    """Skip arrays ([F, K+1], [L, K+1]) whose logit of length k is sharpness x sum_{j<=k} (survival_j - break_even_j)."""
+    """Skip arrays ([F, K+1], [L, K+1]): logit of k = sharpness x sum_{j<=k} (survival_j - RATE x break_even_j)."""
     skip = np.zeros((len(REQUEST_FEATURES), MAX_DEPTH + 1), np.float32)
     load = np.zeros((len(LOAD_FEATURES), MAX_DEPTH + 1), np.float32)
     for j in range(MAX_DEPTH):
         skip[SURVIVAL + j, j + 1 :] = sharpness
-        load[VERIFY, j + 1 :] -= sharpness * (1 - RAMP[j])
-        load[VERIFY_FULL, j + 1 :] -= sharpness * RAMP[j]
+        load[VERIFY, j + 1 :] -= sharpness * RATE * (1 - RAMP[j])
+        load[VERIFY_FULL, j + 1 :] -= sharpness * RATE * RAMP[j]
     return skip, load
 
 
@@ -60,7 +66,7 @@ def load(path: Path | str) -> LearnedPolicy:
 
 
 class LearnedPolicy:
-    """Decides by the arrays of a `PolicyFile`. Keeps buffers, so one object serves one thread; it has no other state."""
+    """Decides by the arrays of a `PolicyFile`. Its only state is its buffers, so one object serves one thread."""
 
     def __init__(self, file: PolicyFile) -> None:
         self.file = file
@@ -95,7 +101,7 @@ class LearnedPolicy:
         return Decision(lengths.argmax(axis=1), int(depth.argmax()), best)
 
     def logits(self, observation: Observation) -> tuple[Floats, Floats, Floats]:
-        """Logits of lengths [N, K+1], depth [K+1] and frontier [W+1]. The first is a buffer that the next call reuses."""
+        """Logits of lengths [N, K+1] (a buffer that the next call reuses), depth [K+1] and frontier [W+1]."""
         a, n, hidden = self._a, observation.running, self._hidden
         x = observation.requests
         if n > len(self._ones):
@@ -128,18 +134,20 @@ class LearnedPolicy:
         z += mean_x @ a["batch_mean"]
         z += of_load[-hidden:]
         np.maximum(z, 0, out=z)
-        depth = z @ a["depth_weight"]
+        depth: Floats = np.dot(z, a["depth_weight"])
         depth += self._depth_bias
         depth[1:] += self.depth_values(float(mean_x[ACCEPTANCE]), observation.load) * a["depth_prior"]
-        return logits, depth, z @ a["frontier_weight"] + a["frontier_bias"]
+        frontier: Floats = z @ a["frontier_weight"] + a["frontier_bias"]
+        return logits, depth, frontier
 
     def depth_values(self, acceptance: float, load: Floats) -> Floats:
-        """[K] worth of drafting 1..K tokens at mean `acceptance` a: sum_{j<=d} (max(a^j - break_even_j, 0) - draft cost).
+        """[K] worth of drafting d = 1..K tokens at mean `acceptance` a.
 
-        The maximum is 0 because a drafted token that does not pay need not be verified.
+        It is sum_{j<=d} max(a^j - RATE x break_even_j, 0) - RATE x draft_cost. The maximum is 0 because a drafted token
+        that does not pay need not be verified.
         """
         values = np.float32(acceptance) ** self._powers
-        values -= load[VERIFY] + (load[VERIFY_FULL] - load[VERIFY]) * RAMP
+        values -= RATE * (load[VERIFY] + (load[VERIFY_FULL] - load[VERIFY]) * RAMP)
         np.maximum(values, 0, out=values)
-        values -= load[DRAFT]
+        values -= RATE * load[DRAFT]
         return values.cumsum(dtype=np.float32)

@@ -1,8 +1,9 @@
 """The policy file: one small `.pt` that holds a learned policy, its action table and where it came from.
 
-It is `torch.save` of a plain dict, read with `weights_only=True`. A server may be handed a file that it did not make, so
-the decision here is to trust nothing: sizes are checked before anything is read, every name, shape and dtype before
-anything is used, and whatever is wrong ends in one `PolicyFileError` line. torch is imported only to read and write.
+It is `torch.save` of a plain dict, read with `weights_only=True`. A server may be handed a file that it did not
+make, so the decision here is to trust nothing: sizes are checked before anything is read, every name, shape and dtype
+before anything is used, and whatever is wrong ends in one `PolicyFileError` line. torch is imported only to read and
+write.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class PolicyFile:
 
 
 def save(policy: PolicyFile, path: Path | str) -> None:
-    """Write `policy` to `path`, all or nothing. OSError as the disk gives it, PolicyFileError if it could not be loaded."""
+    """Write `policy` to `path`, all or nothing. OSError from the disk; PolicyFileError if it would not load."""
     import torch
 
     def tensors(arrays: Mapping[str, Floats]) -> dict[str, torch.Tensor]:
@@ -236,11 +237,9 @@ def _arrays(given: dict[str, Any], shapes: dict[str, tuple[int, ...]], where: st
     """`given` tensors as float32 arrays, after a check of names, types, shapes (before any copy) and values."""
     import torch
 
-    if given.keys() != shapes.keys():
-        odd = sorted(map(_short, given.keys() ^ shapes.keys()))
-        raise PolicyFileError(
-            f"{where}: {', '.join(odd[:4])} only in {'the file' if odd and given.keys() - shapes.keys() else 'this FASER'}"
-        )
+    for names, side in ((given.keys() - shapes.keys(), "the file"), (shapes.keys() - given.keys(), "this FASER")):
+        if names:
+            raise PolicyFileError(f"{where}: {', '.join(sorted(map(_short, names))[:4])} only in {side}")
     out: dict[str, Floats] = {}
     for name, shape in shapes.items():
         tensor = given[name]

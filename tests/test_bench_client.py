@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from faser.bench.client import Reply, ReplayError, percentile, replay
+from faser.bench.client import ReplayError, Reply, percentile, replay
 from faser.bench.prompts import choose, load_prompts
 
 
@@ -32,7 +32,7 @@ def test_percentiles_are_linear_and_leave_nan_out() -> None:
 
 
 class Chat(ThreadingHTTPServer):
-    """Answers a prompt with its words, one a chunk; counts requests at once; refuses "refuse", breaks off at "break"."""
+    """Answers a prompt with its words, one a chunk, but refuses "refuse" and breaks off at "break"."""
 
     daemon_threads = True
 
@@ -119,7 +119,7 @@ def test_a_stream_without_token_counts_fails(chat: Chat) -> None:
 
 
 def test_a_server_that_is_gone_fails_in_one_line() -> None:
-    with pytest.raises(ReplayError, match="^http://127.0.0.1:9: [^\n]+$"):
+    with pytest.raises(ReplayError, match=r"^http://127\.0\.0\.1:9: [^\n]+$"):
         asyncio.run(replay("http://127.0.0.1:9", ["one"], concurrency=1, max_tokens=9))
 
 

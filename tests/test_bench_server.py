@@ -153,8 +153,8 @@ def test_what_is_asked_of_the_server_reaches_it(scratch: Path) -> None:  # noqa:
 
 
 def test_stopping_twice_and_free_ports_are_harmless() -> None:
+    Server([], command=COMMAND).stop()
     server = Server([], command=COMMAND)
-    server.stop()
     with contextlib.ExitStack() as stack:
         stack.callback(server.stop)
         server.start()

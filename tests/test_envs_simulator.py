@@ -120,7 +120,9 @@ def test_a_step_takes_what_the_cost_model_says() -> None:
 def test_prompts_share_the_rows_that_decoding_leaves_in_chunks_first_come_first_served() -> None:
     simulator = Simulator(tape_of("0" * 9, "0" * 9, "0" * 9, prompt=10), EVEN, slots=3, max_batched_tokens=8)
     simulator.start(at(0.0, 0.0, 0.0))
-    depth, filled, running = 7, [], []
+    depth = 7
+    filled: list[int] = []
+    running: list[int] = []
     while len(running) < 5:
         running.append(len(simulator.slots))
         assert simulator.observe().of_load("prefill_share") > 0 or len(simulator.slots) == 3

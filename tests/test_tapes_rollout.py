@@ -14,7 +14,8 @@ transformers = pytest.importorskip("transformers")
 
 from faser.core import MAX_DEPTH  # noqa: E402
 from faser.tapes import TapeError  # noqa: E402
-from faser.tapes.recorder import generate, read_prompts, record  # noqa: E402
+from faser.tapes.prompts import read_prompts  # noqa: E402
+from faser.tapes.recorder import generate, main, record  # noqa: E402
 from faser.tapes.rollout import rollout  # noqa: E402
 
 VOCABULARY, END = 96, 2
@@ -37,11 +38,11 @@ def tiny(seed: int) -> Any:
     return transformers.LlamaForCausalLM(config).eval()
 
 
-@torch.inference_mode()
 def naive(model: Any, prefix: list[int], depth: int) -> tuple[list[int], list[float]]:
     text, confidence = list(prefix), []
     for _ in range(depth):
-        chance, token = model(torch.tensor([text])).logits[0, -1].softmax(-1).max(-1)
+        with torch.inference_mode():
+            chance, token = model(torch.tensor([text])).logits[0, -1].softmax(-1).max(-1)
         text.append(int(token))
         confidence.append(float(chance))
     return text[len(prefix) :], confidence
@@ -97,3 +98,28 @@ def test_bad_prompt_files_name_the_line(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(TapeError, match="holds no prompts"):
         read_prompts(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (["--target", "nowhere"], "--target: nowhere is not a folder"),
+        (["--out", "nowhere/t.npz"], "--out: nowhere is not a folder"),
+        (["--max-tokens", "0"], "--max-tokens is 0; allowed: 1 or more"),
+        ([], "p.jsonl"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_do_before_it_starts(
+    change: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    here = str(tmp_path)
+    good = ["--target", here, "--draft", here, "--prompts", f"{here}/p.jsonl", "--out", f"{here}/t.npz"]
+    monkeypatch.setattr("sys.argv", ["recorder", *good, *change])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert says in capsys.readouterr().err + str(ended.value)
+    assert not list(tmp_path.iterdir())

@@ -47,7 +47,7 @@ def _rewrite(path: Path, **changes: Any) -> None:
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     arrays.update(changes)
-    np.savez(path, **{k: v for k, v in arrays.items() if v is not None})  # type: ignore[arg-type]  # numpy's stub
+    np.savez(path, **{k: v for k, v in arrays.items() if v is not None})
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The policy's network in torch: the trainable twin of `faser.policies.learned`, and its critic.
 
-Two decisions. The parameters are, by name and layout, the policy file's arrays, so export is a copy and the two forward
-passes can be compared line by line. And only slots that hold a request are computed: a batch is one long list of requests
-with the observation that each belongs to, so a step of 3 requests costs 3 rows and not S.
+Two decisions. The parameters are, by name and layout, the policy file's arrays, so export is a copy and the two
+forward passes can be compared line by line. And only slots that hold a request are computed: a batch is one long list
+of requests with the observation that each belongs to, so a step of 3 requests costs 3 rows and not S.
 
 Symbols: B observations, S slots, M requests present in all of them, F request and L load features, K = MAX_DEPTH,
 W = MAX_FRONTIER, H hidden units.
@@ -10,6 +10,7 @@ W = MAX_FRONTIER, H hidden units.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +24,12 @@ from faser.policies.policy_file import array_shapes
 F, L = len(REQUEST_FEATURES), len(LOAD_FEATURES)
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Batch:
     """Flat observations taken apart.
 
-    requests [M, F]; owner [M], the observation of each; slot [M], its slot there; load [B, L]; count [B, 1], requests of
-    each observation, at least 1; slots: S.
+    requests [M, F]; owner [M], the observation of each; slot [M], its slot there; load [B, L]; count [B, 1], requests
+    of each observation, at least 1; slots: S.
     """
 
     requests: Tensor
@@ -75,9 +77,7 @@ def _initial(name: str, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 class Actor(nn.Module):
     """Logits of the policy. Parameters are `array_shapes(hidden)`; the equations are in `faser.policies.learned`."""
 
-    def __init__(
-        self, *, hidden: int, sharpness: float, max_depth: int, max_frontier: int, seed: int = 0
-    ) -> None:
+    def __init__(self, *, hidden: int, sharpness: float, max_depth: int, max_frontier: int, seed: int = 0) -> None:
         """`sharpness`: how many nats one whole expected token is worth to the untrained network, the rule."""
         super().__init__()
         rng = torch.Generator().manual_seed(seed)
@@ -116,16 +116,16 @@ class Actor(nn.Module):
 
     def _depth_prior(self, mean: Tensor, load: Tensor) -> Tensor:
         """[B, K+1]: `LearnedPolicy.depth_values` times the trained `depth_prior`, 0 for depth 0."""
-        first, full, draft = (load[:, i, None] for i in (learned.VERIFY, learned.VERIFY_FULL, learned.DRAFT))
+        first, full, draft = (
+            float(learned.RATE) * load[:, i, None] for i in (learned.VERIFY, learned.VERIFY_FULL, learned.DRAFT)
+        )
         survival = mean[:, learned.ACCEPTANCE, None] ** torch.arange(1, MAX_DEPTH + 1)
         gain = (survival - (first + (full - first) * self.get_buffer("ramp"))).clamp(min=0) - draft
         return nn.functional.pad(gain.cumsum(1) * self.get_parameter("depth_prior"), (1, 0))
 
     def arrays(self) -> dict[str, Floats]:
         """The parameters as the policy file's arrays (copies)."""
-        return {
-            name: p.detach().numpy().astype(np.float32, copy=True) for name, p in self.named_parameters()
-        }
+        return {name: p.detach().numpy().astype(np.float32, copy=True) for name, p in self.named_parameters()}
 
 
 class Critic(nn.Module):

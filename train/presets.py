@@ -1,7 +1,4 @@
-"""What training does unless told otherwise: one preset per model, one set of PPO settings for all.
-
-The figures were chosen by measurement on the evaluation arrivals; what was tried is in the comments.
-"""
+"""What training does unless told otherwise: one preset per model, one set of PPO settings for all."""
 
 from __future__ import annotations
 
@@ -12,16 +9,22 @@ from dataclasses import dataclass
 class Preset:
     """How requests reach a model's engine in training and evaluation.
 
-    slots: requests that run at once. load: offered load over the capacity without speculation, drawn log-uniformly.
-    requests: of an episode; max_steps cuts it, so that an idle engine's endless episodes do not crowd out busy ones.
+    slots: requests that run at once. load: (lowest, highest) offered load over the capacity without speculation.
     evaluated_loads: each is one row of the evaluation.
     """
 
     slots: int = 128
-    load: tuple[float, float] = (0.05, 1.3)
-    requests: int = 384
-    max_steps: int = 1500
+    load: tuple[float, float] = (0.1, 1.3)
     evaluated_loads: tuple[float, ...] = (0.1, 0.3, 0.6, 0.9, 1.2)
+
+    def requests(self, load: float) -> int:
+        """Requests of an episode at `load`: enough to fill the slots when they can be filled, few when they cannot."""
+        return max(64, int(3 * self.slots * load))
+
+    def band(self, i: int, n: int) -> tuple[float, float]:
+        """The i-th of `n` equal parts of `load`."""
+        low, width = self.load[0], (self.load[1] - self.load[0]) / n
+        return low + i * width, low + (i + 1) * width
 
 
 PRESETS: dict[str, Preset] = {"smollm2": Preset(), "llama2-13b": Preset(), "mistral-7b": Preset()}
@@ -29,22 +32,21 @@ PRESETS: dict[str, Preset] = {"smollm2": Preset(), "llama2-13b": Preset(), "mist
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """PPO and network settings; fields without a comment are stable-baselines3's own."""
+    """PPO and network settings."""
 
     timesteps: int = 400_000
     envs: int = 16
     rollout_steps: int = 256
-    batch_size: int = 512
+    batch_size: int = 1024
     epochs: int = 4
     learning_rate: float = 1e-3
-    gamma: float = 0.99
-    gae_lambda: float = 0.9
+    gamma: float = 0.9  # with `train.shaping` what an action does shows in this step's reward and the next one's
+    gae_lambda: float = 0.8
     clip_range: float = 0.2
     entropy: float = 0.0
     target_kl: float | None = 0.03
     hidden: int = 32
-    sharpness: float = 8.0  # nats per expected token at the start; see `Actor`
+    sharpness: float = 12.0  # see `Actor`
     slot_power: float = 0.5  # see `SlotDistribution.log_prob`
     evaluations: int = 10  # spread evenly over the run, besides the first
     evaluation_seeds: int = 2  # arrivals per load and model
-    pay: float = 1.0

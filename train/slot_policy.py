@@ -1,12 +1,11 @@
 """The network as a stable-baselines3 policy: PPO's log-probabilities and entropies over a changing set of requests.
 
-A step has up to S + 2 choices at once. PPO clips the ratio of the joint probability, so the decision here is how to add up
-the slots' log-probabilities: see `SlotDistribution.log_prob`.
+A step has up to S + 2 choices at once. PPO clips the ratio of the joint probability, so the decision here is how to add
+up the slots' log-probabilities: see `SlotDistribution.log_prob`.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Self
 
 import gymnasium
@@ -16,7 +15,6 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
-from faser.core import MAX_DEPTH
 from faser.train.network import Actor, Batch, Critic, Logits
 
 
@@ -89,28 +87,17 @@ class SlotPolicy(ActorCriticPolicy):
         action_space: gymnasium.spaces.Space[Any],
         lr_schedule: Schedule,
         *,
-        hidden: int = 32,
-        sharpness: float = 8.0,
-        slot_power: float = 0.5,
-        max_depth: int = MAX_DEPTH,
-        max_frontier: int = 0,
-        network_seed: int = 0,
+        actor: dict[str, Any],
+        slot_power: float,
         **kwargs: Any,
     ) -> None:
-        self.make_actor = partial(
-            Actor,
-            hidden=hidden,
-            sharpness=sharpness,
-            max_depth=max_depth,
-            max_frontier=max_frontier,
-            seed=network_seed,
-        )
-        self.hidden, self.slot_power = hidden, slot_power
+        """`actor`: arguments of `Actor`; `slot_power`: see `SlotDistribution`; the rest: the base class's."""
+        self.actor_arguments, self.slot_power = actor, slot_power
         super().__init__(observation_space, action_space, lr_schedule, **kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
-        self.actor = self.make_actor()
-        self.critic = Critic(hidden=self.hidden)
+        self.actor = Actor(**self.actor_arguments)
+        self.critic = Critic(hidden=self.actor_arguments["hidden"])
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1), eps=1e-5)
 
     def _distribution(self, batch: Batch) -> SlotDistribution:

@@ -34,11 +34,11 @@ from faser.policies import PolicyError, make_policy
 MODEL = "smollm2"
 POLICIES = ("none", "static:4")
 SHIPPED = str(files("faser.checkpoints") / "ppo.pt")
-LOW, HIGH = (1, 8), (16, 48)
+LOW, HIGH = (1, 5), (16, 32)
 """(concurrency, prompts) of the two phases."""
 
 SERVER_GIB = 3.0
-"""Memory of one server. With less for each, they run one after another."""
+"""Memory for one server, which has 2.4 GiB of its own by measurement. With less, they run one after another."""
 
 SERVE = (MODEL, "--no-enable-prefix-caching", "--kv-cache-memory-bytes", "512M")
 """No prefix caching: each round has the same work. The KV cache holds all of a phase's tokens several times over."""
@@ -97,10 +97,15 @@ def servers(policies: Sequence[str], flags: Sequence[str], out: Path) -> Iterato
             stack.callback(server.stop)
             server.start()
         _wait(started)
-        prompts = [p.prompt for p in choose(load_prompts(), 4)]
-        for server in tqdm(started.values(), desc="warming up", unit="server", leave=False):
-            asyncio.run(replay(server.url, prompts, concurrency=2, max_tokens=24))
-        yield {policy: server.url for policy, server in started.items()}
+        urls = {policy: server.url for policy, server in started.items()}
+        for url in tqdm(urls.values(), desc="warming up", unit="server", leave=False):
+            _warm_up(url)
+        yield urls
+
+
+def _warm_up(url: str) -> None:
+    prompts = [p.prompt for p in choose(load_prompts(), 4)]
+    asyncio.run(replay(url, prompts, concurrency=2, max_tokens=24))
 
 
 def _wait(started: dict[str, Server]) -> None:
@@ -149,19 +154,27 @@ def available_gib() -> float:
 
 
 def _phases(args: argparse.Namespace) -> list[Phase]:
+    """The two loads. ValueError names the flag at fault."""
     prompts = load_prompts()
-    return [
-        Phase(name=name, concurrency=concurrency, prompts=tuple(p.prompt for p in choose(prompts, count)), max_tokens=n)
-        for name, (concurrency, count), n in (("low", args.low, args.max_tokens), ("high", args.high, args.max_tokens))
-    ]
+    phases = []
+    for name, (concurrency, count) in (("low", args.low), ("high", args.high)):
+        if concurrency < 1:
+            raise ValueError(f"--{name} {concurrency} {count}: {concurrency} at once; allowed: from 1")
+        try:
+            texts = tuple(p.prompt for p in choose(prompts, count))
+        except ValueError as error:
+            raise ValueError(f"--{name} {concurrency} {count}: {error}") from None
+        phases.append(Phase(name=name, concurrency=concurrency, prompts=texts, max_tokens=args.max_tokens))
+    return phases
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse here, in a second, what the servers would refuse after half a minute. ValueError, PolicyError."""
+    """Refuse here, in a second, what the servers would refuse after half a minute. ValueError, PolicyError, OSError."""
+    for flag, value, least in (("--rounds", args.rounds, 1), ("--max-tokens", args.max_tokens, 2)):
+        if value < least:
+            raise ValueError(f"{flag} is {value}; allowed: from {least}")
     if len(set(args.policies)) < len(args.policies):
         raise ValueError(f"--policies names one twice: {' '.join(args.policies)}")
-    if args.rounds < 1 or args.max_tokens < 2:
-        raise ValueError(f"--rounds is {args.rounds} (allowed: from 1), --max-tokens {args.max_tokens} (from 2)")
     _phases(args)
     cost = load_profile(known_profiles()[0])  # any will do to see whether a policy can be made
     for policy in args.policies:

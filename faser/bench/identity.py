@@ -16,10 +16,20 @@ from collections.abc import Sequence
 
 import httpx
 
-from faser.bench.prompts import load_prompts
+from faser.bench.prompts import choose, load_prompts
 from faser.bench.server import Server
 
-POLICIES = ("static:1", "static:2", "static:3", "static:4", "static:5", "static:6", "static:7", "random:1", "checkpoints/ppo.pt")
+POLICIES = (
+    "static:1",
+    "static:2",
+    "static:3",
+    "static:4",
+    "static:5",
+    "static:6",
+    "static:7",
+    "random:1",
+    "checkpoints/ppo.pt",
+)
 RUNS = (("float32", 1), ("float32", 16), ("bfloat16", 16))
 """(dtype, concurrency) at which outputs must be identical."""
 
@@ -45,12 +55,12 @@ async def generate(url: str, prompts: Sequence[str], *, tokens: int, concurrency
         return await asyncio.gather(*(_tokens(client, gate, p, tokens) for p in prompts))
 
 
-def outputs(policy: str, dtype: str, concurrencies: Sequence[int], prompts: Sequence[str], tokens: int) -> list[list[list[int]]]:
+def outputs(
+    policy: str, dtype: str, concurrencies: Sequence[int], prompts: Sequence[str], tokens: int
+) -> list[list[list[int]]]:
     """One server's greedy outputs at each concurrency."""
     with Server(["--policy", policy, "--dtype", dtype]) as server:
-        return [
-            asyncio.run(generate(server.url, prompts, tokens=tokens, concurrency=c)) for c in concurrencies
-        ]
+        return [asyncio.run(generate(server.url, prompts, tokens=tokens, concurrency=c)) for c in concurrencies]
 
 
 def main() -> int:
@@ -61,7 +71,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=128)
     args = parser.parse_args()
-    prompts = [p.prompt for p in load_prompts()][:: max(1, len(load_prompts()) // args.prompts)][: args.prompts]
+    prompts = [p.prompt for p in choose(load_prompts(), args.prompts)]
     different = 0
     for dtype in args.dtypes:
         concurrencies = [c for d, c in RUNS if d == dtype and c in args.concurrency]

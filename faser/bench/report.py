@@ -163,13 +163,14 @@ def _lead(rows: Sequence[Row]) -> str:
 
 
 def _clause(policy: str, rows: Sequence[Row]) -> str:
-    figures = [f"{100 * row.ratio:.0f} % at concurrency {row.concurrency}" for row in rows]
+    units = [f" of {BASELINE}'s tokens/s at concurrency", *[" at"] * (len(rows) - 1)]
+    figures = [f"{100 * row.ratio:.0f} %{unit} {row.concurrency}" for row, unit in zip(rows, units, strict=True)]
     verdicts = [row.verdict.replace("level", "is level") for row in rows]
     if len(set(verdicts)) == 1:
         told = verdicts[0] + (" at both" if len(rows) == 2 else "")
     else:
         told = _and([f"{verdict} at {row.concurrency}" for verdict, row in zip(verdicts, rows, strict=True)])
-    return f"of {BASELINE}'s tokens/s {short(policy)} reaches {_and(figures)}, so it {told}"
+    return f"{short(policy)} reaches {_and(figures)}, so it {told}"
 
 
 def _and(words: Sequence[str]) -> str:

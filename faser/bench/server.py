@@ -28,8 +28,14 @@ import httpx
 from faser.bench.metrics import Metrics
 
 SERVE = (sys.executable, "-m", "faser.cli", "serve")
-GUARD = 'read -r _; kill -KILL "-$1"; rm -rf "$2"'
-"""Ends when the pipe on its stdin does. $1: the process group, $2: its temporary directory."""
+GUARD = """
+read -r _
+kill "$1"
+n=0; while [ $((n += 1)) -le 50 ] && kill -0 "$1"; do sleep 0.2; done
+kill -KILL "-$1"
+rm -rf "$2"
+"""
+"""Wakes when the pipe on its stdin ends; asks the server to leave, then ends its group. $1: its pid, $2: scratch."""
 
 TERMINATE_S = 20.0
 """How long a server may take to leave by itself once told to, seconds."""
@@ -40,7 +46,7 @@ class ServerError(RuntimeError):
 
 
 class Server:
-    """A server in a subprocess. `start` and `ready` are for starting several at once; `with` does both."""
+    """A server in a subprocess, started once. `start` and `ready` are for starting several; `with` does both."""
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._scratch = Path()
+        self._client = httpx.Client(timeout=30.0, trust_env=False)
         self._started = 0.0
 
     def __enter__(self) -> Server:
@@ -126,7 +133,7 @@ class Server:
         if self.waited_s > self.wait_s:
             self._fail(f"was not ready after {self.wait_s:g} s")
         try:
-            return httpx.get(f"{self.url}/health", timeout=2.0, trust_env=False).status_code == 200
+            return self._client.get(f"{self.url}/health", timeout=2.0).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -137,7 +144,7 @@ class Server:
 
     def metrics(self, prefix: str = "") -> Metrics:
         """Its counters and gauges now; only those whose names start with `prefix`. httpx.HTTPError: no answer."""
-        response = httpx.get(f"{self.url}/metrics", timeout=30.0, trust_env=False)
+        response = self._client.get(f"{self.url}/metrics")
         return Metrics.parse(response.raise_for_status().text, prefix)
 
     def log_tail(self, lines: int = 12) -> list[str]:
@@ -149,6 +156,7 @@ class Server:
 
     def stop(self) -> None:
         """End it and all of its children; harmless if it has ended. Ctrl-C in here makes it quick, not incomplete."""
+        self._client.close()
         if self._process is None:
             return
         process, self._process = self._process, None

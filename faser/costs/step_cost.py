@@ -21,6 +21,7 @@ class Curve:
 
     x: tuple[float, ...]
     ms: tuple[float, ...]
+    _points: tuple[NDArray[np.float64], NDArray[np.float64]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.ms) or not self.x:
@@ -29,11 +30,13 @@ class Curve:
             raise ValueError("a curve's x must increase")
         if not (np.isfinite(self.ms).all() and min(self.ms) >= 0):
             raise ValueError("a curve's ms must be finite and not negative")
+        points = np.array(self.x, np.float64), np.array(self.ms, np.float64)
+        object.__setattr__(self, "_points", points)  # made once: a policy evaluates curves in every step
 
     def __call__(self, at: ArrayLike) -> NDArray[np.float64]:
         """ms at `at` (any shape)."""
         x = np.asarray(at, np.float64)
-        inside = np.interp(x, self.x, self.ms)
+        inside = np.interp(x, *self._points)
         if len(self.x) == 1:
             return inside
         slope = (self.ms[-1] - self.ms[-2]) / (self.x[-1] - self.x[-2])

@@ -29,6 +29,8 @@ def resolve(name_or_path: str, *, cache: Path | None = None) -> Pair:
         return smollm2.pair(cache or default_cache())
     if name_or_path in TRAINING_ONLY:
         return TRAINING_ONLY[name_or_path]
+    if name_or_path.startswith(("/", "./", "../", "~")) and not Path(name_or_path).is_dir():
+        raise ModelError(f"model directory {name_or_path!r} does not exist")
     if "/" in name_or_path or (name_or_path and Path(name_or_path).is_dir()):
         return Pair(name_or_path, name_or_path)
     known = ", ".join(known_models())

@@ -40,7 +40,7 @@ Advance = Callable[[int], None]
 def pair(cache: Path) -> Pair:
     """Where the pair is, or will be, in `cache`."""
     target = cache / f"smollm2-135m-instruct-{_key(SOURCE_SHA256)}"
-    shipped = sorted(p for p in _shipped_draft().iterdir() if p.suffix in {".json", ".safetensors"})
+    shipped = sorted(p for p in shipped_draft().iterdir() if p.suffix in {".json", ".safetensors"})
     draft = cache / f"{DRAFT}-{_key(SOURCE_SHA256, *map(sha256, shipped))}"
     return Pair(NAME, target, draft, PROFILE)
 
@@ -110,12 +110,13 @@ def _write_target(source: Path, directory: Path, advance: Advance) -> None:
 def _write_draft(target: Path, directory: Path, advance: Advance) -> None:
     from faser.models.int8_draft import Int8Draft
 
-    Int8Draft(_shipped_draft()).write(directory, advance)
+    Int8Draft(shipped_draft()).write(directory, advance)
     for name in TOKENIZER_FILES:
         shutil.copyfile(target / name, directory / name)
 
 
-def _shipped_draft() -> Path:
+def shipped_draft() -> Path:
+    """Directory of the int8 draft inside the installed package."""
     return Path(str(resources.files("faser.checkpoints") / DRAFT))
 
 

@@ -52,10 +52,6 @@ class SpeculationLoop:
         self._started = self._ended = 0.0
         self._step_ms = 0.0
 
-    def __len__(self) -> int:
-        """Requests of which anything is known."""
-        return len(self._slot)
-
     def decide(self, rows: Sequence[Row], *, waiting: int, kv_usage: float, prefill_tokens: int) -> Decision:
         """What to do in the step about to run, for `rows` [N]. See `RequestTable.observe` for the rest."""
         self._end_step()
@@ -111,6 +107,7 @@ class SpeculationLoop:
         slot = self._slot.pop(request_id, None)
         if slot is not None:
             self._free.append(slot)
+            self.metrics.set_tracked(len(self._slot))
 
     def close(self) -> None:
         """End the policy's thread and the log."""
@@ -150,4 +147,5 @@ class SpeculationLoop:
         self._table.admit(
             slot, context=row.context, max_tokens=row.max_tokens, arrival=row.arrival, excluded=row.excluded
         )
+        self.metrics.set_tracked(len(self._slot))
         return slot

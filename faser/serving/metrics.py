@@ -8,7 +8,7 @@ engines and API servers too. No series is labelled by request.
 from __future__ import annotations
 
 import numpy as np
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from faser.controller import Tally
 from faser.core import MAX_DEPTH, StepOutcome
@@ -27,6 +27,7 @@ class StepMetrics:
         self._drafted = Counter("faser:drafted_tokens", "Tokens drafted.")
         self._verified = Counter("faser:verified_tokens", "Drafted tokens verified by the target.")
         self._accepted = Counter("faser:accepted_tokens", "Drafted tokens accepted by the target.")
+        self._tracked = Gauge("faser:tracked_requests", "Requests with state here.", multiprocess_mode="livesum")
         lengths = Counter("faser:verify_length", "Request-steps by drafted tokens verified, 0 included.", ["length"])
         depths = Counter("faser:draft_depth", "Steps by tokens drafted for each request.", ["depth"])
         self._lengths = [lengths.labels(str(k)) for k in range(MAX_DEPTH + 1)]
@@ -60,3 +61,7 @@ class StepMetrics:
     def count_drafted(self, tokens: int) -> None:
         """Add tokens that the draft proposed."""
         self._drafted.inc(tokens)
+
+    def set_tracked(self, requests: int) -> None:
+        """How many requests any state is kept of."""
+        self._tracked.set(requests)

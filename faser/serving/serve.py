@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2"
 DEFAULT_PROFILE = "h200-llama2-13b"
+SCHEDULER = "faser.serving.scheduler.FaserScheduler"
+WORKER = "faser.serving.worker.FaserWorker"
 GIB = 1 << 30
 
 CPU_DEFAULTS: dict[str, Any] = {
@@ -116,13 +118,12 @@ def configure(args: Namespace) -> None:
     pair = resolve(name)
     settings = _settings(args, pair)
     make_policy(settings.policy, load_profile(settings.profile))  # refuses here, not in the engine
+    pair = prepare(name, progress=True)
     if name == DEFAULT_MODEL:
-        pair = prepare(name, progress=True)
         _set_defaults(args, served_model_name=[name], **CPU_DEFAULTS if _on_cpu() else {})
     args.model_tag = args.model = str(pair.target)
     _speculate(args, args.spec_model or pair.draft, depth, settings.policy)
-    args.scheduler_cls = "faser.serving.scheduler.FaserScheduler"
-    args.worker_cls = "faser.serving.worker.FaserWorker"
+    args.scheduler_cls, args.worker_cls = SCHEDULER, WORKER
     args.async_scheduling = False
     args.additional_config = {**(args.additional_config or {}), **settings.to_config()}
 

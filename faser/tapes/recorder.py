@@ -1,52 +1,34 @@
 """Record a tape: `python -m faser.tapes.recorder --target DIR --draft DIR --prompts FILE.jsonl --out FILE.npz`.
 
 One decision: the target writes its greedy outputs once, in batches; what the draft would have proposed is computed
-afterwards from the finished texts (`rollout`), so one recording serves every speculation policy.
+afterwards from the finished texts (`rollout`), so one recording serves every speculation policy. torch and transformers
+are imported only once there is something to record.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from faser.core import MAX_DEPTH
-from faser.tapes.rollout import rollout
+from faser.tapes.prompts import read_prompts
 from faser.tapes.tape import Tape, TapeError
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = ("float32", "bfloat16")
 
 
-def read_prompts(path: Path) -> list[tuple[str, str]]:
-    """(domain, prompt) of each line of a .jsonl file. TapeError names the line that is wrong."""
-    pairs = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            data = json.loads(line)
-            pairs.append((data["domain"], data["prompt"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise TapeError(f"{path}, line {number}: needs 'domain' and 'prompt' ({error!r})") from None
-        if not all(isinstance(text, str) and text for text in pairs[-1]):
-            raise TapeError(f"{path}, line {number}: domain and prompt must be text, not empty")
-    if not pairs:
-        raise TapeError(f"{path} holds no prompts")
-    return pairs
-
-
-@torch.inference_mode()
 def generate(model: Any, prompts: list[list[int]], max_tokens: int, batch: int) -> list[list[int]]:
     """Greedy outputs of `prompts` (token ids), each up to and with its end token, or `max_tokens` long.
 
     Batches are left-padded and of similar prompt lengths.
     """
+    import torch
+
     ends = model.generation_config.eos_token_id
     ends = set(ends) if isinstance(ends, list) else {ends}
     pad = min(ends)
@@ -74,6 +56,10 @@ def record(
     target: Any, draft: Any, prompts: list[list[int]], domains: list[str], *, max_tokens: int, batch: int, source: str
 ) -> Tape:
     """The tape of two Hugging Face causal models with one vocabulary, over `prompts` (token ids) and their domains."""
+    import torch
+
+    from faser.tapes.rollout import rollout
+
     outputs = generate(target, prompts, max_tokens, batch)
     match, confidence = [], []
     for prompt, output in zip(prompts, outputs, strict=True):
@@ -116,6 +102,9 @@ def main() -> None:
     for name in ("max_tokens", "batch"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; allowed: 1 or more")
+    for name, folder in (("target", args.target), ("draft", args.draft), ("out", args.out.parent)):
+        if not folder.is_dir():
+            parser.error(f"--{name}: {folder} is not a folder")
     try:
         tape = _record_files(args)
     except (TapeError, OSError) as error:
@@ -131,9 +120,7 @@ def _record_files(args: argparse.Namespace) -> Tape:
     tokenizer: Any = AutoTokenizer.from_pretrained(args.target)
     chats = [[{"role": "user", "content": text}] for _, text in pairs]
     prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[args.dtype]) for path in (args.target, args.draft)
-    )
+    target, draft = (AutoModelForCausalLM.from_pretrained(path, dtype=args.dtype) for path in (args.target, args.draft))
     if target.config.vocab_size != draft.config.vocab_size:
         raise TapeError(
             f"vocabularies differ: target {target.config.vocab_size}, draft {draft.config.vocab_size} tokens"

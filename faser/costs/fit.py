@@ -1,0 +1,153 @@
+"""Fit a `StepCost` to a step log: least absolute relative errors, curves by their values at knots.
+
+    ms = verify(rows) + depth * draft(batch) + context_ms * context
+
+The draft's own pass over the rows is made at every step, so it cannot be told from the target's: it is inside `verify`, and `sync` is 0.
+Absolute errors, by iterated reweighting, since a shared machine has steps that say nothing. Curves may not fall.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from faser.core import MAX_DEPTH
+from faser.costs.step_cost import Curve, StepCost
+
+Array = NDArray[np.float64]
+
+ROW_KNOTS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
+BATCH_KNOTS = (1, 4, 16, 32, 64, 128, 256)
+ROUNDS = 30
+SMOOTH = 0.3
+"""Weight of a bend at a knot, relative to the curve's level there, in steps: it settles a knot with hardly a step around it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Steps of a log, [M] each: rows, batch (decoding requests), depth, context (tokens), ms."""
+
+    rows: Array
+    batch: Array
+    depth: Array
+    context: Array
+    ms: Array
+
+    @classmethod
+    def read(cls, log: Path, *, skip: int = 20) -> Steps:
+        """From a step log, without its first `skip` steps (warm-up). ValueError: not a step log, or too short."""
+        lines = log.read_text("utf-8").splitlines()[skip:]
+        try:
+            steps = [json.loads(line) for line in lines]
+            table = [
+                (s["running"] + sum(s["verified"]) + s["prefill"], s["running"], s["depth"], s["context"], s["ms"])
+                for s in steps
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{log} is not a step log: {error}") from None
+        if len(table) < 10 * len(ROW_KNOTS):
+            raise ValueError(
+                f"{log} has {len(table)} steps past the first {skip}; at least {10 * len(ROW_KNOTS)} needed"
+            )
+        rows, batch, depth, context, ms = np.array(table, np.float64).T
+        return cls(rows=rows, batch=batch, depth=depth, context=context, ms=ms)
+
+    def part(self, keep: NDArray[np.bool_]) -> Steps:
+        """Those where `keep` [M]."""
+        return Steps(**{name: getattr(self, name)[keep] for name in self.__slots__})
+
+
+def fit(steps: Steps, *, name: str, device: str, source: str) -> StepCost:
+    """The StepCost closest to `steps` in absolute error."""
+    row_knots, batch_knots = _within(ROW_KNOTS, steps.rows), _within(BATCH_KNOTS, steps.batch)
+    design = np.hstack(
+        [
+            _hats(steps.rows, row_knots),
+            steps.depth[:, None] * _hats(steps.batch, batch_knots),
+            steps.context[:, None] / 1000.0,
+        ]
+    )
+    design /= steps.ms[:, None]
+    level = np.interp(row_knots, *_by_rows(steps)), np.full(len(batch_knots), np.median(steps.ms) / MAX_DEPTH)
+    bend = SMOOTH * _bends((row_knots, batch_knots), level)
+    weight = np.ones(len(steps.ms))
+    for _ in range(ROUNDS):
+        scaled = np.vstack([design * weight[:, None], bend])
+        target = np.concatenate([weight, np.zeros(len(bend))])
+        solution = np.linalg.lstsq(scaled, target, rcond=None)[0]
+        weight = 1.0 / np.sqrt(np.maximum(np.abs(design @ solution - 1.0), 1e-3))
+    verify, draft = solution[: len(row_knots)], solution[len(row_knots) : -1]
+    return StepCost(
+        name=name,
+        device=device,
+        source=source,
+        verify=_curve(row_knots, verify),
+        draft=_curve(batch_knots, draft),
+        context_ms=max(float(solution[-1]) / 1000.0, 0.0),
+    )
+
+
+def predict(cost: StepCost, steps: Steps) -> Array:
+    """[M] ms that `cost` expects of `steps`."""
+    return (
+        cost.verify(steps.rows)
+        + cost.sync(steps.rows)
+        + steps.depth * cost.draft(steps.batch)
+        + cost.context_ms * steps.context
+    )
+
+
+def errors(cost: StepCost, steps: Steps) -> tuple[float, float]:
+    """Median absolute relative error over steps, and relative error of their total time."""
+    expected = predict(cost, steps)
+    return float(np.median(np.abs(expected / steps.ms - 1.0))), float(expected.sum() / steps.ms.sum() - 1.0)
+
+
+def save(cost: StepCost, path: Path) -> None:
+    """As JSON that `load_profile` reads, atomically."""
+    curves = {c: {"x": list(getattr(cost, c).x), "ms": list(getattr(cost, c).ms)} for c in ("verify", "sync", "draft")}
+    fields = {"name": cost.name, "device": cost.device, "source": cost.source, "context_ms": cost.context_ms}
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({**fields, "curves": curves}, indent=1) + "\n", "utf-8")
+    temporary.replace(path)
+
+
+def _within(knots: Sequence[int], values: Array) -> Array:
+    """The knots that the data reach, the last one at its largest value."""
+    inner = [k for k in knots if values.min() <= k < values.max()]
+    return np.array([*inner, values.max()], np.float64)
+
+
+def _hats(values: Array, knots: Array) -> Array:
+    """[M, knots] linear interpolation weights."""
+    return np.stack([np.interp(values, knots, unit) for unit in np.eye(len(knots))], axis=1)
+
+
+def _by_rows(steps: Steps) -> tuple[Array, Array]:
+    """Rows and ms, by rising rows: a rough level of the verify curve."""
+    order = np.argsort(steps.rows)
+    return steps.rows[order], steps.ms[order]
+
+
+def _bends(curves: Sequence[Array], levels: Sequence[Array]) -> Array:
+    """[bends, parameters] change of slope at each inner knot of each curve, relative to the curve's level."""
+    rows: list[Array] = []
+    width, start = sum(len(x) for x in curves) + 1, 0
+    for x, level in zip(curves, levels, strict=True):
+        for i in range(1, len(x) - 1):
+            row = np.zeros(width)
+            left, right = x[i] - x[i - 1], x[i + 1] - x[i]
+            row[start + i - 1 : start + i + 2] = 1 / left, -1 / left - 1 / right, 1 / right
+            rows.append(row * min(left, right) / level[i])
+        start += len(x)
+    return np.array(rows).reshape(len(rows), width)
+
+
+def _curve(x: Array, ms: Array) -> Curve:
+    rising = np.maximum.accumulate(np.maximum(ms, 0.0))
+    return Curve(tuple(float(v) for v in x), tuple(round(float(v), 4) for v in rising))

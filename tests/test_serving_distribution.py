@@ -1,0 +1,71 @@
+"""Sampled outputs have the target's distribution: two samples of 3,000, by a permutation chi-square; a cheat is caught."""
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from faser.bench.server import Server
+
+pytestmark = pytest.mark.server
+
+SAMPLES, PER_REQUEST, TOKENS = 3000, 60, 3
+BODY = {"prompt": "My favourite animal is", "temperature": 1.0, "max_tokens": TOKENS, "n": PER_REQUEST}
+RARE = 20
+"""Outcomes seen fewer times in both samples together are one outcome."""
+
+
+async def sample(url: str) -> list[tuple[int, ...]]:
+    """SAMPLES continuations of TOKENS tokens."""
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+        ask = {**BODY, "ignore_eos": True, "return_token_ids": True}
+        replies = []
+        for _ in range(SAMPLES // PER_REQUEST):
+            replies.append(await client.post("/v1/completions", json=ask))
+    return [tuple(choice["token_ids"]) for reply in replies for choice in reply.raise_for_status().json()["choices"]]
+
+
+def p_value(a: Sequence[tuple[int, ...]], b: Sequence[tuple[int, ...]], permutations: int = 5000) -> float:
+    """Of two samples having one distribution, by the chi-square statistic's own permutation distribution."""
+    pooled = Counter(a) + Counter(b)
+    names = {outcome: i for i, (outcome, n) in enumerate(sorted(pooled.items())) if n >= RARE}
+    codes = np.unique([names.get(outcome, -1) for outcome in [*a, *b]], return_inverse=True)[1]
+    expected = np.bincount(codes) * len(a) / len(codes)
+
+    def statistic(of_a: np.ndarray) -> float:
+        return float(((np.bincount(of_a, minlength=len(expected)) - expected) ** 2 / expected).sum())
+
+    rng = np.random.default_rng(0)
+    seen = statistic(codes[: len(a)])
+    shuffled = [statistic(rng.permutation(codes)[: len(a)]) for _ in range(permutations)]
+    return (1 + sum(s >= seen for s in shuffled)) / (1 + permutations)
+
+
+def samples_of(arguments: list[str], **kwargs: object) -> list[tuple[int, ...]]:
+    with Server(arguments, **kwargs) as server:  # type: ignore[arg-type]  # passed on as they are
+        drawn = asyncio.run(sample(server.url))
+    assert len(drawn) == SAMPLES
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def target() -> list[tuple[int, ...]]:
+    return samples_of(["--policy", "none"])
+
+
+def test_random_lengths_do_not_change_the_distribution(target: list[tuple[int, ...]]) -> None:
+    assert p_value(target, samples_of(["--policy", "random:2"])) > 0.001
+
+
+def test_a_rule_that_leans_to_the_draft_is_caught(target: list[tuple[int, ...]]) -> None:
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = (sys.executable, str(here / "biased_server.py"), "serve")
+    biased = samples_of(["--policy", "random:2"], command=command, env={"PYTHONPATH": path})
+    assert p_value(target, biased) < 0.001

@@ -1,0 +1,88 @@
+"""A user's mistake gets one line that names it, before anything is started."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from faser import cli
+from faser.serving.serve import main
+
+
+def line(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(list(argv)) == 2
+    said = [text for text in capsys.readouterr().err.splitlines() if text.startswith("faser serve: ")]
+    assert len(said) == 1
+    return said[0]
+
+
+def test_an_unknown_model_gets_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    said = line(capsys, "smolm2", "--policy", "none")
+    assert "'smolm2'" in said
+    assert "smollm2" in said
+
+
+def test_a_name_for_training_only_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "llama2-13b" in line(capsys, "llama2-13b", "--policy", "none")
+
+
+def test_an_unknown_policy_gets_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    said = line(capsys, "--policy", "lerned")
+    assert "'lerned'" in said
+    assert "static:K" in said
+
+
+def test_a_policy_file_that_is_not_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "p.pt").write_bytes(b"PK\x03\x04 not really")
+    assert "p.pt" in line(capsys, "--policy", str(tmp_path / "p.pt"))
+    assert "gone.pt" in line(capsys, "--policy", str(tmp_path / "gone.pt"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (["--speculative-config", '{"method": "ngram"}'], ["--policy", "--speculative-config"]),
+        (["--spec-method", "ngram"], ["--spec-method", "ngram", "draft_model"]),
+        (["--spec-tokens", "9"], ["--spec-tokens", "9", "1 to 7"]),
+        (["--scheduler-cls", "a.B"], ["--scheduler-cls", "a.B"]),
+        (["--async-scheduling"], ["--async-scheduling"]),
+        (["--faser-deadline-ms", "0"], ["deadline_ms", "0"]),
+        (["--faser-profile", "h300"], ["h300", "h200-llama2-13b"]),
+        (["--faser-log", "/nowhere/at/all"], ["--faser-log", "/nowhere/at/all"]),
+        (["/nowhere/at/all"], ["/nowhere/at/all"]),
+    ],
+)
+def test_conflicts_and_ranges_are_named(capsys: pytest.CaptureFixture[str], argv: list[str], names: list[str]) -> None:
+    said = line(capsys, *argv, "--policy", "static:2")
+    assert all(name in said for name in names), said
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str], taken: int) -> None:
+    said = line(capsys, "--policy", "none", "--host", "127.0.0.1", "--port", str(taken))
+    assert str(taken) in said
+
+
+def test_help_shows_the_group(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help=faser"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--policy" in shown
+    assert "--faser-deadline-ms" in shown
+    assert "static:K" in shown
+
+
+def test_the_command_lists_its_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    assert "serve" in capsys.readouterr().out
+    assert cli.main(["srve"]) == 2
+    assert "'srve'" in capsys.readouterr().err

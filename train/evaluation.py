@@ -1,0 +1,73 @@
+"""How good a policy is: its time in system over that without speculation, on arrivals that training never sees.
+
+The decision: one number per (model, load), each from the same arrivals for every policy, over the tape's evaluation
+half. Two disjoint sets of arrivals exist: `SELECTION` picks the best weights of a run, `REPORT` gives the figures that
+are printed and stored, so that these are not flattered by the picking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean
+
+import numpy as np
+
+from faser.core import Policy
+from faser.costs import StepCost, load_profile
+from faser.envs.arrivals import ARRIVALS, Trace, sample_trace
+from faser.envs.pairs import pair_named
+from faser.envs.simulator import capacity, run
+from faser.tapes import Tape, load_tape
+from faser.train.presets import PRESETS
+
+SELECTION, REPORT = 1_000_000, 2_000_000
+"""First seed of each set of arrivals; training seeds are far below."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A model's evaluation half of the tape, and its costs."""
+
+    tape: Tape
+    cost: StepCost
+
+
+@cache
+def world(model: str) -> World:
+    """ValueError, KeyError or TapeError if the model's profile or tape is not there."""
+    pair = pair_named(model)
+    return World(load_tape(pair.tape).split("eval"), load_profile(pair.profile))
+
+
+@cache
+def trace(model: str, load: float, seed: int) -> Trace:
+    """The arrivals of one evaluation episode."""
+    preset, of = PRESETS[model], world(model)
+    rate = load * capacity(of.tape, of.cost, preset.slots)
+    rng = np.random.default_rng(seed)
+    return sample_trace(ARRIVALS["mixed"], rng, preset.requests(load), rate, of.tape)
+
+
+Scores = dict[tuple[str, float], float]
+"""(model, load) -> request-seconds in the system over those without speculation, a mean over seeds; below 1 is better."""
+
+
+def evaluate(
+    make: Callable[[StepCost], Policy], models: Sequence[str], *, first_seed: int, seeds: int
+) -> Scores:
+    """Scores of the policy that `make` builds for a model's costs, a fresh one for every episode."""
+    scores: Scores = {}
+    for model in models:
+        of, preset = world(model), PRESETS[model]
+        for load in preset.evaluated_loads:
+            traces = [trace(model, load, first_seed + i) for i in range(seeds)]
+            runs = [run(make(of.cost), t, of.tape, of.cost, slots=preset.slots) for t in traces]
+            scores[model, load] = fmean(summary.ratio_to_none for summary in runs)
+    return scores
+
+
+def mean(scores: Scores) -> float:
+    """Over models and loads alike."""
+    return fmean(scores.values())
