@@ -1,8 +1,8 @@
 """One policy in a live loop: whatever the policy does, the engine gets a decision in time.
 
-The policy runs on a thread of its own. When it raises, returns nonsense or overruns its deadline, that step uses a static
-length and a counter says why; after `bench_after` faults in a row the policy is benched. A thread, because nothing else can
-bound a call that hangs; the hand-over costs some tens of microseconds.
+The policy runs on a thread of its own. When it raises, returns nonsense or overruns its deadline, that step uses a
+static length and a counter says why; after `bench_after` faults in a row the policy is benched. A thread, because
+nothing else can bound a call that hangs; the hand-over costs some tens of microseconds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Controller:
         self._worker = _Worker(policy)
 
     def decide(self, observation: Observation) -> Decision:
-        """A decision within the engine's capabilities, at most `deadline_ms` (plus a thread switch) from now. Never raises."""
+        """A decision within the engine's capabilities, within `deadline_ms` and a thread switch; never raises."""
         if self.benched:
             return self._fall_back(observation, "benched")
         started = time.perf_counter()

@@ -1,7 +1,8 @@
 """The nouns of FASER: what a policy sees, what it decides, and what comes of it.
 
-One decision stands behind this file: a policy is one method, `decide(observation) -> Decision`, over plain numpy arrays.
-The simulator, the live engine and every policy share these types, so whatever runs in one runs in the others.
+One decision stands behind this file: a policy is one method, `decide(observation) -> Decision`, over plain numpy
+arrays. The simulator, the live engine and every policy share these types, so whatever runs in one runs in the
+others.
 
 Symbols: N running requests (decoding, not prefilling), K = MAX_DEPTH, F request features, L load features.
 """
@@ -21,7 +22,7 @@ MAX_DEPTH = 7
 """K: the most tokens that may be drafted for a request in one step; an engine may be set lower."""
 
 MAX_FRONTIER = 4
-"""W: the largest frontier; 0 is "verify, then draft", w >= 1 keeps drafting w tokens past the chunk under verification."""
+"""W: the largest frontier. 0: verify, then draft; w >= 1: draft w tokens past the chunk that is being verified."""
 
 REQUEST_FEATURES: tuple[str, ...] = (
     *(f"confidence_{j}" for j in range(1, MAX_DEPTH + 1)),
@@ -55,7 +56,7 @@ _L = {name: i for i, name in enumerate(LOAD_FEATURES)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What an engine can carry out; a decision is clamped to it, so one policy runs on an engine that lacks a feature."""
+    """What an engine can carry out. Decisions are clamped to it, so a policy runs on an engine that lacks a feature."""
 
     max_depth: int = MAX_DEPTH
     max_frontier: int = 0
@@ -70,7 +71,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The engine before one step: `requests` [N, F] and `load` [L], float32 in [0, 1]. Arrays are read-only to a policy."""
+    """The engine before one step: `requests` [N, F] and `load` [L], float32 in [0, 1]; a policy only reads them."""
 
     requests: Floats
     load: Floats
@@ -87,7 +88,7 @@ class Observation:
 
     @property
     def survival(self) -> Floats:
-        """[N, K] running product of `confidence`: the estimated probability that the first j tokens are all accepted."""
+        """[N, K] running product of `confidence`: estimated probability that the first j tokens are all accepted."""
         return self.requests[:, MAX_DEPTH : 2 * MAX_DEPTH]
 
     @property
@@ -108,8 +109,8 @@ class Observation:
 class Decision:
     """What to do in one step.
 
-    lengths: [N] int, 0..K: at most how many of each request's drafted tokens are verified now (more than were drafted is
-        the same as all of them).
+    lengths: [N] int, 0..K: at most how many of each request's drafted tokens are verified now; more than were drafted
+        is the same as all of them.
     draft_depth: 0..K: how many tokens to draft, for every request, at the end of this step.
     frontier: 0..W.
     """
@@ -137,7 +138,7 @@ class StepOutcome:
 
 
 class Policy(Protocol):
-    """The one method that an engine asks of a policy. It may keep state; it must not keep or change the arrays it is given."""
+    """The one method that an engine asks of a policy. It may keep state, but not the arrays that it is given."""
 
     def decide(self, observation: Observation) -> Decision: ...
 

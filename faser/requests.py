@@ -15,8 +15,8 @@ FAST, SLOW = 0.2, 0.02
 """Weight of one drafted token's verdict in the two acceptance averages (about the last 5 and the last 50 tokens)."""
 
 PRIOR, FORGET = 0.6, 0.001
-"""Acceptance assumed before an engine's first verdict; and the pull back to it per step without any, so that an engine that
-stopped speculating after a hard stretch does not believe in it for ever."""
+"""Acceptance assumed before an engine's first verdict; and the pull back to it per step without any, so that an
+engine that stopped speculating after a hard stretch does not believe in it for ever."""
 
 CONTEXT_SCALE, BUDGET_SCALE = 1024.0, 64.0
 """Tokens at which the features `context` and `budget`, each x / (x + scale), are one half."""
@@ -28,11 +28,12 @@ class RequestTable:
     confidence: [S, K] float32, drafts' largest softmax probabilities; drafted: [S] how many are valid.
     acceptance_fast, acceptance_slow, last_accepted: [S] see `record`.
     context: [S] tokens in the KV cache; generated, max_tokens: [S] output tokens so far, and at most.
-    arrival: [S] seconds, on the caller's clock. excluded: [S] bool, sampled under a grammar, penalties or the like: kept out of `acceptance`, the estimate that all share.
+    arrival: [S] seconds, on the caller's clock. excluded: [S] bool, sampled under a grammar, penalties or the like:
+    kept out of `acceptance`, the estimate that all share.
     """
 
     def __init__(self, slots: int, *, capacity: int, latency_target_s: float = 20.0) -> None:
-        """`capacity`: requests that can run at once, the unit of the load features; `latency_target_s`: see `lateness`."""
+        """capacity: requests that can run at once, the unit of the load features. latency_target_s: see `observe`."""
         self.capacity = capacity
         self.latency_target_s = latency_target_s
         self.acceptance = PRIOR  # mean over the engine's verdicts; where a new request starts
@@ -48,7 +49,7 @@ class RequestTable:
         self.excluded = np.zeros(slots, np.bool_)
 
     def admit(self, slot: int, *, context: int, max_tokens: int, arrival: float, excluded: bool = False) -> None:
-        """Start a request in `slot`: `context` prompt tokens, at most `max_tokens` of output, arrived at `arrival` s."""
+        """Start a request in `slot`: `context` prompt tokens, at most `max_tokens` to come, arrived at `arrival` s."""
         self.confidence[slot] = 0.0
         self.drafted[slot] = 0
         self.acceptance_fast[slot] = self.acceptance_slow[slot] = self.acceptance
@@ -114,11 +115,11 @@ class RequestTable:
         over K; the averages of `record`; `context` and `budget` (output tokens left) as x / (x + scale); `lateness`,
         seconds in system over the latency target, at most 1; `excluded`, 0 or 1.
 
-        Load features: `running` = N / capacity; `waiting` = w / (w + capacity); `kv_usage`; `prefill_share` of the rows
-        when nothing is verified; `step_floor`, the cost model's step of one row over the last step (1 = idle speed). Three
-        numbers carry the cost model, each the survival probability at which the choice breaks even in tokens per ms:
-        `verify_cost`, one more row at no speculation, N x (ms of a row) / (ms of the step); `verify_cost_full`, the
-        same when every request verifies K; `draft_cost`, one more draft step, (ms of a draft step) / (ms of the step).
+        Load features: `running` = N / capacity; `waiting` = w / (w + capacity); `kv_usage`; `prefill_share` of the
+        rows when nothing is verified; `step_floor`, the cost model's step of one row over the last step (1: as fast as
+        when idle). Three numbers carry the cost model, each the survival at which the choice breaks even in tokens per
+        ms: `verify_cost`, one more row at no speculation, N x (ms of a row) / (ms of the step); `verify_cost_full`, the
+        same when every request verifies K; `draft_cost`, one more draft step, (its ms) / (ms of the step).
         """
         n = len(slots)
         requests = np.empty((n, len(REQUEST_FEATURES)), np.float32)

@@ -1,7 +1,8 @@
 """A K tier for the whole batch from its acceptance average, with hysteresis (as SGLang's adaptive speculation does).
 
-The tier rises when the average says that the next one's last token would be accepted more often than not, and falls when that is
-clearly untrue of the present one; the gap between the two thresholds keeps it from flipping. Load is not looked at.
+The tier rises when the average says that the next one's last token would be accepted more often than not, and falls
+when that is clearly untrue of the present one; the gap between the two thresholds keeps it from flipping. Load is
+not looked at.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Most expected tokens per millisecond: survival x cost (as SmartSpec, 2406.14066, and vLLM's adaptive verification).
 
 Lengths: of all drafted tokens in the batch, verify the m with the largest survival, m maximising
-(N + sum of their survivals) / ms(rows + m). Survival falls along a draft, so the chosen ones are prefixes. Depth: the D that
-maximises the same ratio for the next step, survivals there being powers of each request's acceptance average.
-It is myopic: it sees neither the queue nor a request's end.
+(N + sum of their survivals) / ms(rows + m). Survival falls along a draft, so the chosen ones are prefixes. Depth:
+the D that maximises the same ratio for the next step, survivals there being powers of each request's acceptance
+average. It is myopic: it sees neither the queue nor a request's end.
 """
 
 from __future__ import annotations

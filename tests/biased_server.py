@@ -1,4 +1,4 @@
-"""A server that cheats: it leans the target towards the drafted token. Only to show that the distribution test can fail."""
+"""A server that cheats: it leans towards the drafted token. Only to show that the distribution test can fail."""
 
 import sys
 from typing import Any

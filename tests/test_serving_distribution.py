@@ -1,4 +1,4 @@
-"""Sampled outputs have the target's distribution: two samples of 3,000, by a permutation chi-square; a cheat is caught."""
+"""Sampled outputs have the target's distribution: a permutation chi-square on 3,000 samples, which catches a cheat."""
 
 import asyncio
 import os

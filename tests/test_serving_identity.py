@@ -1,4 +1,7 @@
-"""Outputs are the target's, token by token, whatever the policy does. The whole matrix: python -m faser.bench.identity."""
+"""Greedy outputs are the target's, token by token, whatever the policy does.
+
+The whole matrix: python -m faser.bench.identity
+"""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A stock OpenAI client against a server that speculates with random lengths; and nothing is left of a request that ended."""
+"""A stock OpenAI client against a server that speculates with random lengths; and no request leaves state behind."""
 
 import json
 import time

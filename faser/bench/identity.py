@@ -3,8 +3,8 @@
     python -m faser.bench.identity                       the whole matrix (about an hour on two cores)
     python -m faser.bench.identity --policies random:1 --dtypes float32 --concurrency 16 --prompts 16 --tokens 64
 
-In bfloat16 compare at one concurrency only: one-row kernels are other kernels, and vLLM without speculation already differs from itself
-between concurrency 1 and 16.
+In bfloat16 compare at one concurrency only: one-row kernels are other kernels, and vLLM without speculation already
+differs from itself between concurrency 1 and 16.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     ms = verify(rows) + depth * draft(batch) + context_ms * context
 
-The draft's own pass over the rows is made at every step, so it cannot be told from the target's: it is inside `verify`, and `sync` is 0.
-Absolute errors, by iterated reweighting, since a shared machine has steps that say nothing. Curves may not fall.
+The draft's own pass over the rows is made at every step, so it cannot be told from the target's: it is inside
+`verify`, and `sync` is 0. Absolute errors, by iterated reweighting, since a shared machine has steps that say
+nothing. Curves may not fall.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ ROW_KNOTS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 153
 BATCH_KNOTS = (1, 4, 16, 32, 64, 128, 256)
 ROUNDS = 30
 SMOOTH = 0.3
-"""Weight of a bend at a knot, relative to the curve's level there, in steps: it settles a knot with hardly a step around it."""
+"""Weight of a bend at a knot, relative to the curve's level there, in steps: it settles a knot with hardly a step
+around it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""The vLLM side: the only package of FASER that imports vllm, through its extension points (scheduler and worker classes)."""
+"""The vLLM side, through vLLM's scheduler and worker classes. The only package of FASER that imports vllm."""

@@ -1,4 +1,4 @@
-"""Every touch of vLLM that may break with its next version, in one file. Written for vLLM 0.32 (V1 runner, sync scheduling)."""
+"""Every touch of vLLM that may break with its next version. Written for 0.32: V1 runner, synchronous scheduling."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def worker_base() -> type[Any]:
 
 @contextmanager
 def drafter_class(cls: type[Any]) -> Iterator[None]:
-    """While open, model runners build `cls` as their draft-model proposer. The runner names its class inline and has no hook."""
+    """While open, model runners build `cls` as their draft-model proposer: they name its class inline."""
     from vllm.v1.worker import gpu_model_runner
 
     original = gpu_model_runner.DraftModelProposer
@@ -43,7 +43,7 @@ def drafter_class(cls: type[Any]) -> Iterator[None]:
 
 
 def allow_ragged_drafts(scheduler: Scheduler) -> None:
-    """Stop the scheduler from padding a new decode to 1 + K rows: any batch-size table does, and ours is not read after that."""
+    """Stop the scheduler from padding a new decode to 1 + K rows: having a batch-size table does."""
     scheduler.dynamic_sd_lookup = [scheduler.num_spec_tokens] * (scheduler.max_num_running_reqs + 1)
 
 

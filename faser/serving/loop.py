@@ -1,7 +1,7 @@
 """The live loop without the engine: who is running, what was drafted, what to do, what came of it.
 
-Knows requests by id and keeps them in a `RequestTable`; the scheduler feeds it. All per-request state of FASER in a server is
-here, and `forget` ends it.
+Knows requests by id and keeps them in a `RequestTable`; the scheduler feeds it. All per-request state of FASER in a
+server is here, and `forget` ends it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class SpeculationLoop:
         self._outcome = StepOutcome(self._ended - self._started, verified, accepted, self._depth, prefill_tokens)
 
     def draft(self, rows: Sequence[Row], confidence: Floats) -> None:
-        """New drafts at the end of the step: `confidence` [N, depth] for `rows` [N], valid up to each row's `drafted`."""
+        """New drafts at the end of the step: `confidence` [N, depth] of `rows` [N], valid up to its `drafted`."""
         padded = np.zeros((len(rows), MAX_DEPTH), np.float32)
         padded[:, : confidence.shape[1]] = confidence
         drafted = np.array([row.drafted for row in rows], np.int64)

@@ -1,8 +1,8 @@
 """FASER's Prometheus series, in the same `/metrics` as vLLM's.
 
-The scheduler runs in an engine process and `/metrics` in an API process, so `faser serve` turns on prometheus_client's own
-multiprocess mode (PROMETHEUS_MULTIPROC_DIR): each process writes its counts, and the endpoint adds them up, over several
-engines and API servers too. No series is labelled by request.
+The scheduler runs in an engine process and `/metrics` in an API process, so `faser serve` turns on
+prometheus_client's own multiprocess mode (PROMETHEUS_MULTIPROC_DIR): each process writes its counts, and the
+endpoint adds them up, over several engines and API servers too. No series is labelled by request.
 """
 
 from __future__ import annotations

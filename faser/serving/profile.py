@@ -2,8 +2,9 @@
 
     python -m faser.serving.profile smollm2 --name cpu-smollm2 --out faser/costs/profiles/cpu-smollm2.json
 
-Random lengths and depths at a ladder of batch sizes, prompts of mixed lengths; each engine step is one measurement. A third of
-the steps is held out for the error that is printed and recorded. Acceptance does not matter here, so weights may be dummies.
+Random lengths and depths at a ladder of batch sizes, prompts of mixed lengths; each engine step is one measurement.
+A third of the steps is held out for the error that is printed and recorded. Acceptance does not matter here, so
+weights may be dummies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """vLLM's scheduler with a policy in it.
 
-Before a step: ask for lengths and depth, cut each request's drafts, and let vLLM schedule what is left. After it: take the
-verdicts. Cutting drafts of greedy drafting is lossless whatever the lengths are (see README, "Why outputs cannot change").
+Before a step: ask for lengths and depth, cut each request's drafts, and let vLLM schedule what is left. After it:
+take the verdicts. Cutting drafts of greedy drafting is lossless whatever the lengths are (see README, "Why outputs
+cannot change").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`faser serve`: vLLM's own server, started with FASER's scheduler and worker.
 
-vLLM's parser is used as it is, with a group FASER added; no flag of vLLM's is declared again. `--spec-model` and `--spec-tokens` are
-vLLM's: the draft, and the most tokens that may be drafted.
+vLLM's parser is used as it is, with a group FASER added; no flag of vLLM's is declared again. `--spec-model` and
+`--spec-tokens` are vLLM's: the draft, and the most tokens that may be drafted.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ def build_parser() -> FlexibleArgumentParser:
         FlexibleArgumentParser(
             prog="faser serve",
             usage="faser serve [MODEL] [--policy POLICY] [options]",
-            description=f"vLLM's OpenAI-compatible server with a learned speculation policy. MODEL: {', '.join(known_models())}, "
-            f"a directory or a hub id (default {DEFAULT_MODEL}). Its draft: --spec-model.",
+            description="vLLM's OpenAI-compatible server with a learned speculation policy. "
+            f"MODEL: {', '.join(known_models())}, a directory or a hub id (default {DEFAULT_MODEL}); "
+            "its draft: --spec-model.",
             epilog="--help=faser shows FASER's flags, --help=all every flag, --help=NAME what matches NAME.",
         )
     )
@@ -211,7 +212,7 @@ def _check_port(args: Namespace) -> None:
 
 
 def _set_environment() -> None:
-    """What vLLM reads from the environment at import. V1 runner: the only one that serves a greedy draft model with graphs."""
+    """What vLLM reads from the environment at import. V1 is the runner whose draft model runs in CUDA graphs."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

@@ -1,7 +1,8 @@
 """The step log: one JSON line for each engine step, for those who ask for it (`--faser-log FILE`).
 
-Fields: t (s since the epoch, step's start), ms, running, waiting, prefill (prompt tokens computed), context (tokens, summed over
-requests), depth, verified and accepted (per request-step, [N]). Enough to see what a policy did and to fit step costs.
+Fields: t (s since the epoch, step's start), ms, running, waiting, prefill (prompt tokens computed), context
+(tokens, summed over requests), depth, verified and accepted (per request-step, [N]). Enough to see what a policy
+did and to fit step costs.
 """
 
 from __future__ import annotations

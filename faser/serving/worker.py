@@ -1,7 +1,7 @@
 """vLLM's worker with a draft model that says how sure it is.
 
-The confidence of a drafted token is its softmax probability; drafting is greedy, so that is the largest one. Confidences ride
-on vLLM's own DraftTokenIds, from the worker to the scheduler.
+The confidence of a drafted token is its softmax probability; drafting is greedy, so that is the largest one.
+Confidences ride on vLLM's own DraftTokenIds, from the worker to the scheduler.
 """
 
 from __future__ import annotations

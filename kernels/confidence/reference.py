@@ -6,7 +6,7 @@ import torch
 
 
 def argmax_confidence(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [B] int64, as torch.argmax picks them, and their softmax probabilities [B] float32, from `logits` [B, V]."""
+    """From `logits` [B, V]: tokens [B] int64, as torch.argmax picks them, and their probabilities [B] float32."""
     tokens = logits.argmax(dim=-1)
     top = logits.gather(-1, tokens[:, None]).squeeze(-1).float()
     return tokens, torch.exp(top - torch.logsumexp(logits.float(), dim=-1))
