@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from faser.bench.client import Reply
 from faser.bench.demo import show
 from faser.bench.measure import Phase, Run, Sample, Steps
 from faser.bench.plot import PlotError, plot_lengths
-from faser.bench.report import Row, record, sentence, summarise, table
+from faser.bench.report import Row, fallbacks, record, sentence, summarise, table
 
 PHASES = {1: Phase(name="low", concurrency=1, prompts=("p",), max_tokens=9)}
 PHASES[16] = Phase(name="high", concurrency=16, prompts=("p",), max_tokens=9)
@@ -74,7 +75,7 @@ def test_texts_are_counted_against_the_first_round_of_none_itself_included() -> 
     [
         ((0.7, 0.8, 0.9), "loses"),
         ((1.1, 1.2, 1.3), "gains"),
-        ((0.9, 1.1, 1.2), "level"),  # rounds disagree
+        ((0.9, 1.1, 1.2), "unclear"),  # rounds disagree
         ((0.99, 0.985, 0.995), "level"),  # too near
         ((1.5,), "gains"),
         ((), "level"),
@@ -122,6 +123,22 @@ def test_a_verdict_needs_every_round(ratios: tuple[float, ...], verdict: str) ->
 )
 def test_the_sentence_says_what_the_numbers_say(speeds: dict[str, tuple[float, float]], says: str) -> None:
     assert sentence(summarise(runs_of(speeds)), "two cores") == says
+
+
+def test_rounds_that_disagree_are_said_to() -> None:
+    runs = [run("none", 1, 100, number=n) for n in (1, 2)]
+    runs += [run("static:4", 1, speed, number=n) for n, speed in ((1, 90), (2, 150))]
+    assert sentence(summarise(runs), "two cores") == (
+        "On two cores speculation clearly pays at no load: "
+        "static:4 reaches 120 % of none's tokens/s at concurrency 1, so it differs from round to round."
+    )
+
+
+def test_steps_that_fell_back_are_told_and_only_they() -> None:
+    rows = summarise(runs_of({"none": (1, 2), LEARNED: (1, 2)}))
+    assert fallbacks(rows) == ""
+    rows = summarise([replace(run(LEARNED, 16, 1), fallbacks=3.0), run("none", 16, 1)])
+    assert fallbacks(rows) == "Steps with no decision in time, at the fallback length: ppo.pt 3 at 16."
 
 
 def test_the_table_has_a_line_for_every_policy_and_load() -> None:

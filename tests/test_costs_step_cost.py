@@ -123,6 +123,6 @@ def test_a_file_that_holds_no_profile_is_refused(tmp_path: Path, text: str) -> N
 
 
 def test_an_unknown_profile_lists_the_known_ones() -> None:
-    with pytest.raises(KeyError, match=r"profile 'b300' is unknown; known: .*h200-llama2-13b"):
+    with pytest.raises(ValueError, match=r"profile 'b300' is unknown; known: .*h200-llama2-13b"):
         load_profile("b300")
     assert PROFILES.is_dir()

@@ -25,10 +25,16 @@ def test_resolve_builds_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("name", ["meta-llama/Llama-2-13b-chat-hf", "/no/such/directory", "./here"])
-def test_ids_and_paths_pass_through(name: str) -> None:
-    pair = prepare(name)
-    assert (pair.name, pair.target, pair.draft, pair.profile) == (name, name, None, None)
+def test_ids_and_directories_pass_through(tmp_path: Path) -> None:
+    for name in ("meta-llama/Llama-2-13b-chat-hf", str(tmp_path)):
+        pair = prepare(name)
+        assert (pair.name, pair.target, pair.draft, pair.profile) == (name, name, None, None)
+
+
+@pytest.mark.parametrize("name", ["/no/such/directory", "./here", "../there", "~/models"])
+def test_a_path_that_is_no_directory_is_refused(name: str) -> None:
+    with pytest.raises(ModelError, match=r"^model directory .* does not exist$"):
+        prepare(name)
 
 
 def test_a_directory_of_the_working_directory_passes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

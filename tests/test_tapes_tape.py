@@ -141,7 +141,7 @@ def test_an_iid_tape_can_be_hopeless_or_perfect(rate: float) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(KeyError, match=r"tape 'nope' is unknown; known: .*smollm2"):
+    with pytest.raises(TapeError, match=r"tape 'nope' is unknown; known: .*smollm2"):
         load_tape("nope")
 
 

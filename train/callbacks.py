@@ -7,6 +7,7 @@ counter and one event file serve them all, across a resume too.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
 from statistics import fmean
 from typing import Any
@@ -120,7 +121,11 @@ class Progress(BaseCallback):
         self.evaluations, self.total = evaluations, total
 
     def _on_training_start(self) -> None:
-        self.bar = tqdm(total=self.total, initial=self.num_timesteps, unit=" steps", dynamic_ncols=True)
+        # in a log file a bar is one line every half minute
+        interval = 0.2 if sys.stderr.isatty() else 30.0
+        self.bar = tqdm(
+            total=self.total, initial=self.num_timesteps, unit=" steps", dynamic_ncols=True, mininterval=interval
+        )
 
     def _on_step(self) -> bool:
         self.bar.update(self.num_timesteps - self.bar.n)
@@ -128,9 +133,8 @@ class Progress(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         state = self.evaluations.state
-        self.bar.set_description(
-            f"time in system, none = 1: rule {state['start']:.3f}, now {state['last']:.3f}, best {state['best']:.3f}"
-        )
+        text = f"time in system, none = 1: rule {state['start']:.3f}, now {state['last']:.3f}, best {state['best']:.3f}"
+        self.bar.set_description(text, refresh=False)
 
     def _on_training_end(self) -> None:
         self.bar.close()

@@ -54,9 +54,7 @@ Scores = dict[tuple[str, float], float]
 """(model, load) -> request-seconds in the system over those without speculation, a mean over seeds; below 1 is better."""
 
 
-def evaluate(
-    make: Callable[[StepCost], Policy], models: Sequence[str], *, first_seed: int, seeds: int
-) -> Scores:
+def evaluate(make: Callable[[StepCost], Policy], models: Sequence[str], *, first_seed: int, seeds: int) -> Scores:
     """Scores of the policy that `make` builds for a model's costs, a fresh one for every episode."""
     scores: Scores = {}
     for model in models:

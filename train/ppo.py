@@ -45,10 +45,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}; allowed: 1 or more")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}; allowed: a whole number, 1 or more")
+    return int(text)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,16 +10,17 @@ class Preset:
     """How requests reach a model's engine in training and evaluation.
 
     slots: requests that run at once. load: (lowest, highest) offered load over the capacity without speculation.
-    evaluated_loads: each is one row of the evaluation.
+    evaluated_loads: each is one row of the evaluation. least_requests: of an episode.
     """
 
     slots: int = 128
     load: tuple[float, float] = (0.1, 1.3)
     evaluated_loads: tuple[float, ...] = (0.1, 0.3, 0.6, 0.9, 1.2)
+    least_requests: int = 64
 
     def requests(self, load: float) -> int:
         """Requests of an episode at `load`: enough to fill the slots when they can be filled, few when they cannot."""
-        return max(64, int(3 * self.slots * load))
+        return max(self.least_requests, int(3 * self.slots * load))
 
     def band(self, i: int, n: int) -> tuple[float, float]:
         """The i-th of `n` equal parts of `load`."""

@@ -25,7 +25,7 @@ from faser.bench.client import ReplayError, replay
 from faser.bench.measure import Phase, Run, measure
 from faser.bench.plot import PlotError, check_matplotlib, plot_lengths
 from faser.bench.prompts import choose, load_prompts
-from faser.bench.report import BASELINE, record, sentence, short, summarise, table
+from faser.bench.report import BASELINE, fallbacks, record, sentence, short, summarise, table
 from faser.bench.server import Server, ServerError
 from faser.costs import known_profiles, load_profile
 from faser.models import ModelError, prepare
@@ -110,20 +110,26 @@ def _warm_up(url: str) -> None:
 
 def _wait(started: dict[str, Server]) -> None:
     waiting = dict(started)
-    with tqdm(total=len(waiting), desc="starting servers", unit="server", bar_format=WAIT_BAR) as bar:
+    with _bar(len(waiting), "starting servers", WAIT_BAR) as bar:
         while waiting:
-            for policy in [policy for policy, server in waiting.items() if server.ready()]:
+            ready = [policy for policy, server in waiting.items() if server.ready()]
+            for policy in ready:
                 del waiting[policy]
-                bar.update()
-            bar.refresh()
+            bar.update(len(ready))
             time.sleep(0.25)
 
 
+def _bar(total: int, name: str, form: str) -> tqdm:
+    """A progress bar; in a log file, where each state is a line, one that moves rarely."""
+    every_s = 0.5 if sys.stderr.isatty() else 15.0
+    return tqdm(total=total, desc=name, bar_format=form, mininterval=every_s, maxinterval=every_s, miniters=0)
+
+
 def _run(url: str, phase: Phase, policy: str, number: int, rounds: int) -> Run:
-    name = f"round {number}/{rounds}  {short(policy):9s} {phase.concurrency:2d} at once"
-    with tqdm(total=len(phase.prompts), desc=name, unit="request", bar_format=PHASE_BAR, mininterval=0.5) as bar:
+    name = f"round {number}/{rounds}  {short(policy):10s} {phase.concurrency:2d} at once"
+    with _bar(len(phase.prompts), name, PHASE_BAR) as bar:
         run = asyncio.run(measure(url, phase, policy=policy, round=number, on_reply=lambda _: bar.update() and None))
-        bar.set_postfix_str(f"{run.tokens_per_s:.0f} tokens/s")
+        bar.set_postfix_str(f"{run.tokens_per_s:.0f} tokens/s", refresh=False)
     return run
 
 
@@ -131,7 +137,7 @@ def show(runs: Sequence[Run], out: Path) -> None:
     """Print the table and the sentence; write `out`/demo.json and `out`/lengths.png. Raises PlotError, OSError."""
     rows = summarise(runs)
     says = sentence(rows, machine())
-    print(f"\n{table(rows)}\n\n{NOTES}\n\n{says}\n")
+    print("\n" + "\n\n".join(part for part in (table(rows), NOTES, fallbacks(rows), says) if part) + "\n")
     figures = {"machine": machine(), "sentence": says, **record(rows, runs)}
     (out / "demo.json").write_text(json.dumps(figures, indent=1, allow_nan=False) + "\n")
     print(f"figures: {out / 'demo.json'}")

@@ -18,6 +18,9 @@ from faser.bench.measure import Run
 LEVEL = 0.02
 """A median ratio nearer to 1 than this is called level, whatever the rounds say."""
 
+TOLD = {"gains": "gains", "loses": "loses", "level": "is level", "unclear": "differs from round to round"}
+"""A verdict in the sentence."""
+
 BASELINE = "none"
 
 
@@ -53,12 +56,12 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Against the baseline: "gains" or "loses" if every round says so, else "level"."""
+        """Against the baseline: "gains" or "loses" if every round says so, "level" if near to it, else "unclear"."""
         if not self.ratios or abs(self.ratio - 1.0) < LEVEL:
             return "level"
         if min(self.ratios) > 1.0:
             return "gains"
-        return "loses" if max(self.ratios) < 1.0 else "level"
+        return "loses" if max(self.ratios) < 1.0 else "unclear"
 
 
 def short(policy: str) -> str:
@@ -139,6 +142,12 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
+def fallbacks(rows: Sequence[Row]) -> str:
+    """A line on the steps in which a policy was not followed, late or at fault; empty if there were none."""
+    told = [f"{short(row.policy)} {row.fallbacks:.0f} at {row.concurrency}" for row in rows if row.fallbacks]
+    return f"Steps with no decision in time, at the fallback length: {', '.join(told)}." if told else ""
+
+
 def sentence(rows: Sequence[Row], machine: str) -> str:
     """What the table shows, from its numbers: who gains on the baseline and who loses, and where."""
     others: dict[str, list[Row]] = {}
@@ -156,7 +165,8 @@ def _lead(rows: Sequence[Row]) -> str:
     loads = sorted({row.concurrency for row in rows})
     pays = [n for n in loads if any(row.verdict == "gains" for row in rows if row.concurrency == n)]
     if not pays:
-        return "speculation pays at no load"
+        unclear = any(row.verdict == "unclear" for row in rows)
+        return f"speculation {'clearly ' if unclear else ''}pays at no load"
     not_at = [str(n) for n in loads if n not in pays]
     but = f" but not at {_and(not_at)}" if not_at else ""
     return f"speculation pays at concurrency {_and([str(n) for n in pays])}{but}"
@@ -165,7 +175,7 @@ def _lead(rows: Sequence[Row]) -> str:
 def _clause(policy: str, rows: Sequence[Row]) -> str:
     units = [f" of {BASELINE}'s tokens/s at concurrency", *[" at"] * (len(rows) - 1)]
     figures = [f"{100 * row.ratio:.0f} %{unit} {row.concurrency}" for row, unit in zip(rows, units, strict=True)]
-    verdicts = [row.verdict.replace("level", "is level") for row in rows]
+    verdicts = [TOLD[row.verdict] for row in rows]
     if len(set(verdicts)) == 1:
         told = verdicts[0] + (" at both" if len(rows) == 2 else "")
     else:

@@ -81,12 +81,12 @@ def known_profiles() -> list[str]:
 
 
 def load_profile(name: str | Path) -> StepCost:
-    """The profile `name`, or that of a file. ValueError names what is wrong, KeyError an unknown name."""
+    """The profile `name`, or that of a file. ValueError names what is wrong, or the known names."""
     path = PROFILES / f"{name}.json"
     if not path.is_file():
         path = Path(name)
     if not path.is_file():
-        raise KeyError(f"profile {str(name)!r} is unknown; known: {', '.join(known_profiles())}, or a file")
+        raise ValueError(f"profile {str(name)!r} is unknown; known: {', '.join(known_profiles())}, or a file")
     try:
         return _parse(json.loads(path.read_text()))
     except ValueError as error:

@@ -49,7 +49,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         log = args.log or Path(scratch) / "steps.jsonl"
         device = _measure(str(pair.target), str(args.draft or pair.draft), log, args)
-        steps = Steps.read(log)
+        try:
+            steps = Steps.read(log)
+        except ValueError as error:
+            print(f"faser profile: {error}", file=sys.stderr)
+            return 2
     held_out = np.random.default_rng(0).random(len(steps.ms)) < 1 / 3
     source = f"python -m faser.serving.profile {' '.join(sys.argv[1:])}; {len(steps.ms)} steps; vllm {_vllm_version()}"
     cost = fit(steps.part(~held_out), name=args.name, device=device, source=source)

@@ -45,22 +45,21 @@ class UsageError(ValueError):
 
 def main(argv: list[str]) -> int:
     """Run the server until it is stopped. Returns the exit status; 2 for a user's mistake."""
-    _set_environment()
-    try:
-        args = build_parser().parse_args(argv)
-        configure(args)
-        _check_port(args)
-    except (UsageError, ModelError, PolicyError) as error:
-        print(f"faser serve: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("faser serve: stopped; nothing half-made was kept", file=sys.stderr)
-        return 130
-    from vllm.entrypoints.cli.serve import ServeSubcommand
-
-    command = ServeSubcommand()
     with tempfile.TemporaryDirectory(prefix="faser-metrics-") as counts:
-        os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", counts)
+        _set_environment(counts)
+        try:
+            args = build_parser().parse_args(argv)
+            configure(args)
+            _check_port(args)
+        except (UsageError, ModelError, PolicyError) as error:
+            print(f"faser serve: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print("faser serve: stopped; nothing half-made was kept", file=sys.stderr)
+            return 130
+        from vllm.entrypoints.cli.serve import ServeSubcommand
+
+        command = ServeSubcommand()
         command.validate(args)
         command.cmd(args)
     return 0
@@ -150,8 +149,8 @@ def _settings(args: Namespace, pair: Pair) -> Settings:
             fallback_length=args.faser_fallback_length,
             bench_after=args.faser_bench_after,
         )
-    except (KeyError, ValueError) as error:
-        raise UsageError(error.args[0]) from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     policy = args.policy or _shipped_policy()
     return Settings(policy=policy, profile=str(profile), log=_log_file(args.faser_log), controller=controller)
 
@@ -211,8 +210,9 @@ def _check_port(args: Namespace) -> None:
             raise UsageError(f"--port {args.port} on host {args.host or 'all'} cannot be used: {error}") from None
 
 
-def _set_environment() -> None:
-    """What vLLM reads from the environment at import. V1 is the runner whose draft model runs in CUDA graphs."""
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+def _set_environment(counts: str) -> None:
+    """What vLLM and prometheus_client read at import. counts: folder of `faser.serving.metrics`, new for each server."""
+    os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", counts)
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # V1 is the runner whose draft model runs in CUDA graphs
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

@@ -247,10 +247,10 @@ def known_tapes() -> list[str]:
 
 
 def load_tape(name: str | Path) -> Tape:
-    """The shipped tape `name`, or the one in a file of that path. KeyError: unknown name; TapeError: unusable file."""
+    """The shipped tape `name`, or the one in a file of that path. TapeError: unknown, or unusable."""
     path = TAPES / f"{name}.npz"
     if not path.is_file():
         path = Path(name)
     if not path.is_file():
-        raise KeyError(f"tape {str(name)!r} is unknown; known: {', '.join(known_tapes())}, or a file")
+        raise TapeError(f"tape {str(name)!r} is unknown; known: {', '.join(known_tapes())}, or a file")
     return Tape.load(path)
