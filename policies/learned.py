@@ -53,11 +53,17 @@ def rule_skip(sharpness: float) -> tuple[Floats, Floats]:
     """Skip arrays ([F, K+1], [L, K+1]): logit of k = sharpness x sum_{j<=k} (survival_j - RATE x break_even_j)."""
     skip = np.zeros((len(REQUEST_FEATURES), MAX_DEPTH + 1), np.float32)
     load = np.zeros((len(LOAD_FEATURES), MAX_DEPTH + 1), np.float32)
-    for j in range(MAX_DEPTH):
-        skip[SURVIVAL + j, j + 1 :] = sharpness
-        load[VERIFY, j + 1 :] -= sharpness * RATE * (1 - RAMP[j])
-        load[VERIFY_FULL, j + 1 :] -= sharpness * RATE * RAMP[j]
+    skip[SURVIVAL : SURVIVAL + MAX_DEPTH, 1:] = sharpness * np.triu(np.ones((MAX_DEPTH, MAX_DEPTH), np.float32))
+    load[:, 1:] = -sharpness * np.cumsum(_cost_weight()[:, :MAX_DEPTH], axis=1)
     return skip, load
+
+
+def _cost_weight() -> Floats:
+    """[L, K+1] from load to RATE x break-even of tokens 1..K, and to RATE x draft cost."""
+    weight = np.zeros((len(LOAD_FEATURES), MAX_DEPTH + 1), np.float32)
+    weight[VERIFY, :MAX_DEPTH], weight[VERIFY_FULL, :MAX_DEPTH] = RATE * (1 - RAMP), RATE * RAMP
+    weight[DRAFT, MAX_DEPTH] = RATE
+    return weight
 
 
 def load(path: Path | str) -> LearnedPolicy:
@@ -78,10 +84,19 @@ class LearnedPolicy:
         self._a = {name: np.ascontiguousarray(array) for name, array in a.items()}
         allowed = np.arange(MAX_DEPTH + 1)
         self._mask = np.where(allowed <= allowed[:, None], np.float32(0), NEVER)  # [drafted, length]
-        depth_mask = np.where(allowed <= file.max_depth, np.float32(0), NEVER)
-        self._depth_bias = a["depth_bias"] + depth_mask
-        self._load_weight = np.hstack([a["request_load"], a["length_load"], a["batch_load"]])
-        self._load_bias = np.concatenate([a["request_bias"], a["length_bias"], a["batch_bias"]])
+        self._depth_bias = a["depth_bias"] + np.where(allowed <= file.max_depth, np.float32(0), NEVER)
+        # A small product costs as much as its call, so what reads the same input is one: load for four uses.
+        parts = [
+            (a["request_load"], a["request_bias"]),
+            (a["length_load"], a["length_bias"]),
+            (a["batch_load"], a["batch_bias"]),
+            (_cost_weight(), np.zeros(MAX_DEPTH + 1, np.float32)),
+        ]
+        self._load_weight = np.hstack([weight for weight, _ in parts])
+        self._load_bias = np.concatenate([bias for _, bias in parts])
+        ends = np.cumsum([len(bias) for _, bias in parts])
+        self._of_load = [slice(end - len(bias), end) for end, (_, bias) in zip(ends, parts, strict=True)]
+        self._batch_weight = np.vstack([a["batch_mean"], a["batch_weight"]])
         self._powers = np.arange(1, MAX_DEPTH + 1, dtype=np.float32)
         self._hidden = len(a["request_bias"])
         self._grow(64)
@@ -92,7 +107,8 @@ class LearnedPolicy:
         self._h1 = np.empty((rows, self._hidden), np.float32)
         self._h2 = np.empty((rows, self._hidden), np.float32)
         self._logits = np.empty((rows, MAX_DEPTH + 1), np.float32)
-        self._skip = np.empty((rows, MAX_DEPTH + 1), np.float32)
+        self._other = np.empty((rows, MAX_DEPTH + 1), np.float32)
+        self._means = np.empty(len(REQUEST_FEATURES) + self._hidden, np.float32)
 
     def decide(self, observation: Observation) -> Decision:
         """The most probable action of the trained policy."""
@@ -102,52 +118,53 @@ class LearnedPolicy:
 
     def logits(self, observation: Observation) -> tuple[Floats, Floats, Floats]:
         """Logits of lengths [N, K+1] (a buffer that the next call reuses), depth [K+1] and frontier [W+1]."""
-        a, n, hidden = self._a, observation.running, self._hidden
-        x = observation.requests
+        a, n, x = self._a, observation.running, observation.requests
         if n > len(self._ones):
             self._grow(max(n, 2 * len(self._ones)))
-        of_load = observation.load @ self._load_weight
-        of_load += self._load_bias
         ones, h1, h2 = self._ones[:n], self._h1[:n], self._h2[:n]
+        logits, other = self._logits[:n], self._other[:n]
         share = np.float32(1 / max(n, 1))
+        from_load = np.dot(observation.load, self._load_weight)
+        from_load += self._load_bias
+        to_request, to_length, to_batch, cost = (from_load[part] for part in self._of_load)
 
         np.dot(x, a["request_weight"], out=h1)
-        h1 += of_load[:hidden]
+        h1 += to_request
         np.maximum(h1, 0, out=h1)
-        context = ones @ h1
+        context = np.dot(ones, h1)
         context *= share
         np.dot(h1, a["mix_weight"], out=h2)
-        h2 += context @ a["mix_context"] + a["mix_bias"]
+        h2 += np.dot(context, a["mix_context"]) + a["mix_bias"]
         np.maximum(h2, 0, out=h2)
 
-        logits, skip = self._logits[:n], self._skip[:n]
         np.dot(h2, a["length_weight"], out=logits)
-        logits += np.dot(x, a["length_skip"], out=skip)
-        logits += of_load[hidden : hidden + MAX_DEPTH + 1]
+        logits += np.dot(x, a["length_skip"], out=other)
+        logits += to_length
         drafted = (x[:, DRAFTED] * MAX_DEPTH + 0.5).astype(np.intp)
-        logits += self._mask.take(drafted, axis=0, out=skip, mode="clip")
+        logits += self._mask.take(drafted, axis=0, out=other, mode="clip")
 
-        mean_x, mean_h2 = ones @ x, ones @ h2
-        mean_x *= share
-        mean_h2 *= share
-        z = mean_h2 @ a["batch_weight"]
-        z += mean_x @ a["batch_mean"]
-        z += of_load[-hidden:]
+        means = self._means
+        np.dot(ones, x, out=means[: len(REQUEST_FEATURES)])
+        np.dot(ones, h2, out=means[len(REQUEST_FEATURES) :])
+        means *= share
+        z = np.dot(means, self._batch_weight)
+        z += to_batch
         np.maximum(z, 0, out=z)
         depth: Floats = np.dot(z, a["depth_weight"])
         depth += self._depth_bias
-        depth[1:] += self.depth_values(float(mean_x[ACCEPTANCE]), observation.load) * a["depth_prior"]
-        frontier: Floats = z @ a["frontier_weight"] + a["frontier_bias"]
+        depth[1:] += a["depth_prior"] * self._depth_values(means[ACCEPTANCE], cost)
+        frontier: Floats = np.dot(z, a["frontier_weight"]) + a["frontier_bias"]
         return logits, depth, frontier
 
-    def depth_values(self, acceptance: float, load: Floats) -> Floats:
-        """[K] worth of drafting d = 1..K tokens at mean `acceptance` a.
+    def _depth_values(self, acceptance: np.float32, cost: Floats) -> Floats:
+        """[K] worth of drafting d = 1..K tokens at mean `acceptance` a, with `cost` as of `_cost_weight`.
 
         It is sum_{j<=d} max(a^j - RATE x break_even_j, 0) - RATE x draft_cost. The maximum is 0 because a drafted token
         that does not pay need not be verified.
         """
-        values = np.float32(acceptance) ** self._powers
-        values -= RATE * (load[VERIFY] + (load[VERIFY_FULL] - load[VERIFY]) * RAMP)
+        values = acceptance**self._powers
+        values -= cost[:MAX_DEPTH]
         np.maximum(values, 0, out=values)
-        values -= RATE * load[DRAFT]
-        return values.cumsum(dtype=np.float32)
+        values -= cost[MAX_DEPTH]
+        worth: Floats = values.cumsum()
+        return worth

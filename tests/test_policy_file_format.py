@@ -126,7 +126,7 @@ def test_a_damaged_file_never_ends_in_a_traceback(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda p: None, "no such file"),
+        (lambda _: None, "no such file"),
         (lambda p: p.mkdir(), "not a file"),
         (lambda p: p.write_bytes(b""), "empty"),
         (lambda p: p.write_text("hello"), "no complete zip"),

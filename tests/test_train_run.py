@@ -6,19 +6,27 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from faser.bench.decide import random_observation
+from faser.core import StepOutcome
+from faser.costs import Curve, StepCost
+from faser.envs.simulator import Step
+from faser.envs.summary import Baseline
 from faser.policies import learned, policy_file
 from faser.train import ppo, presets, resume, run
 from faser.train.evaluation import REPORT, SELECTION, evaluate, mean, trace
 from faser.train.export import table
+from faser.train.network import Batch
 from faser.train.presets import Preset, Settings
+from faser.train.shaping import TokenPaid
+from faser.train.worlds import make_worlds
 
 SCRIPT = Path(__file__).parents[1] / "train" / "ppo.py"
 SMALL = Preset(slots=8, load=(0.5, 1.0), evaluated_loads=(0.5, 1.0), least_requests=8)
@@ -196,3 +204,36 @@ def test_not_speculating_scores_one(small: None) -> None:  # noqa: ARG001
 
     scores = evaluate(lambda cost: make_policy("none", cost), ["llama2-13b"], first_seed=REPORT, seeds=1)
     assert mean(scores) == pytest.approx(1.0)
+
+
+def test_engines_of_two_sizes_train_one_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(presets.PRESETS, "llama2-13b", SMALL)
+    monkeypatch.setitem(presets.PRESETS, "smollm2", replace(SMALL, slots=3))
+    worlds = make_worlds(["llama2-13b", "smollm2"], 2)
+    seen = worlds.reset()
+    assert isinstance(seen, np.ndarray)
+    for _ in range(200):
+        batch = Batch.of(torch.from_numpy(seen))
+        assert batch.slots == 8
+        assert not (batch.slot[batch.owner == 1] >= 3).any()
+        seen, *_ = worlds.step(np.full((2, 8 + 2), 1))
+    worlds.close()
+
+
+def test_the_reward_prefers_what_brings_more_tokens_in_the_same_time() -> None:
+    cost = StepCost(
+        name="x", device="x", source="x", verify=Curve((1.0, 2.0), (10.0, 11.0)), draft=Curve((1.0,), (1.0,))
+    )
+    reward = TokenPaid(cost=cost, acceptance=0.5)
+    # depth 0: 10 ms for 1 token; depth 1: 11 + 1 ms for 1.5; depth 2: 12 + 2 ms for 1.75; depth 3: 13 + 3 for 1.875
+    assert reward.price_s(1, 0) == pytest.approx(12e-3 / 1.5)
+
+    def step(tokens: int, verified: int, seconds: float) -> Step:
+        of = np.array([verified])
+        return Step(StepOutcome(seconds, of, np.array([tokens - 1]), 1, 0), tokens, seconds, np.zeros(0))
+
+    none = np.zeros(0, np.int64)
+    baseline = Baseline(system_s=2.0, busy_s=2.0, requests=1)
+    assert reward(step(2, 1, 12e-3), baseline) == pytest.approx((16e-3 - 12e-3) / 10e-3)
+    assert reward(step(1, 1, 12e-3), baseline) == pytest.approx((8e-3 - 12e-3) / 10e-3)
+    assert reward(Step(StepOutcome(0.1, none, none, 1, 9), 0, 0.1, np.zeros(0)), baseline) == 0.0

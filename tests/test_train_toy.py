@@ -49,7 +49,10 @@ class Toy(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
         return np.concatenate([requests.ravel(), load, self.present.astype(np.float32)])
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,  # noqa: ARG002  # Gymnasium's signature
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         super().reset(seed=seed)
         self.steps = 0
@@ -83,13 +86,11 @@ def share_of_optimum(policy: SlotPolicy) -> float:
 
 def test_ppo_solves_a_toy_with_a_known_optimum() -> None:
     torch.set_num_threads(1)
-    asked = run(
-        timesteps=24_000, rollout_steps=128, batch_size=256, envs=8, learning_rate=5e-3, gamma=0.0, target_kl=None
-    )
+    asked = run(rollout_steps=64, batch_size=128, envs=8, learning_rate=5e-3, gamma=0.0, target_kl=None)
     model = build(asked, DummyVecEnv([Toy] * 8))
     assert isinstance(model.policy, SlotPolicy)
-    assert share_of_optimum(model.policy) < 0.5
-    model.learn(asked.settings.timesteps)
+    assert share_of_optimum(model.policy) < 0.2
+    model.learn(24_000)
     assert share_of_optimum(model.policy) > 0.9
 
 
@@ -161,5 +162,5 @@ def test_gradients_are_finite_where_choices_are_masked() -> None:
     flat = torch.from_numpy(observation)[None].repeat(4, 1)
     value, log_prob, entropy = model.policy.evaluate_actions(flat, torch.zeros(4, S + 2))
     assert entropy is not None
-    (value.sum() + log_prob.sum() + entropy.sum()).backward()
+    (value.sum() + log_prob.sum() + entropy.sum()).backward()  # type: ignore[no-untyped-call]  # torch has no type there
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.policy.parameters())

@@ -51,7 +51,7 @@ def trace(model: str, load: float, seed: int) -> Trace:
 
 
 Scores = dict[tuple[str, float], float]
-"""(model, load) -> request-seconds in the system over those without speculation, a mean over seeds; below 1 is better."""
+"""(model, load) -> request-seconds in the system over those without speculation, mean over seeds; below 1 is better."""
 
 
 def evaluate(make: Callable[[StepCost], Policy], models: Sequence[str], *, first_seed: int, seeds: int) -> Scores:

@@ -115,7 +115,7 @@ class Actor(nn.Module):
         )
 
     def _depth_prior(self, mean: Tensor, load: Tensor) -> Tensor:
-        """[B, K+1]: `LearnedPolicy.depth_values` times the trained `depth_prior`, 0 for depth 0."""
+        """[B, K+1]: `LearnedPolicy._depth_values` times the trained `depth_prior`, 0 for depth 0."""
         first, full, draft = (
             float(learned.RATE) * load[:, i, None] for i in (learned.VERIFY, learned.VERIFY_FULL, learned.DRAFT)
         )

@@ -15,6 +15,7 @@ from typing import Any
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.logger import HParam, configure
+from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from faser.core import Capabilities, Floats, Policy
@@ -109,7 +110,7 @@ def build(run: Run, env: VecEnv) -> PPO:
         n_steps=s.rollout_steps,
         batch_size=min(s.batch_size, s.rollout_steps * env.num_envs),
         n_epochs=s.epochs,
-        learning_rate=s.learning_rate,
+        learning_rate=LinearSchedule(s.learning_rate, s.learning_rate / 10, 1.0),
         gamma=s.gamma,
         gae_lambda=s.gae_lambda,
         clip_range=s.clip_range,

@@ -18,15 +18,13 @@ from faser.costs import StepCost
 from faser.envs.simulator import Step
 from faser.envs.summary import Baseline
 
-STEPS_PER_S = 100.0
-"""About how many steps a GPU makes in a second: it brings the reward of a step near 1 at every load."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPaid:
-    """(price x tokens - seconds of the step) x requests in the system, over their mean without speculation.
+    """(price x tokens - seconds of the step) x requests in the system.
 
-    cost, acceptance: of the pair; they set the price.
+    Seconds are counted in idle steps, of one row, and requests over their mean without speculation, which brings the
+    reward to the order of 1 on every device and at every load. cost, acceptance: of the pair; they set the price.
     """
 
     cost: StepCost
@@ -46,4 +44,5 @@ class TokenPaid:
             return 0.0
         merit = self.price_s(running, outcome.prefill_tokens) * step.tokens - outcome.seconds
         requests = step.system_s / outcome.seconds
-        return merit * STEPS_PER_S * requests * baseline.busy_s / baseline.system_s
+        idle_step_s = self.cost.step_ms(rows=1, batch=1) / 1e3
+        return merit / idle_step_s * requests * baseline.busy_s / baseline.system_s

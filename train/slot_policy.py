@@ -37,8 +37,10 @@ class SlotDistribution(Distribution):
     def log_prob(self, actions: Tensor) -> Tensor:
         """[B] log-probability of depth and frontier plus N^-slot_power times the sum over the N present requests.
 
-        With slot_power 0 this is the joint one: its ratio moves with the square root of N, and PPO's clip then stops a
-        batch of 64 long before a batch of 1. With 1/2 the ratio moves alike at every N.
+        With slot_power 0 this is the joint one. Its ratio moves more the more requests there are, so PPO's clip could
+        stop large batches first; 1/2 would even that out. Measured, it must not: a large batch's reward is the less
+        noisy, and its requests are most of the evidence. With 1/2 a score of 0.668 had become 0.671 after 200,000
+        steps; with 0 one of 0.698 became 0.692.
         """
         taken = actions.long()
         batch, slots = self.batch, self.batch.slots

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import torch
 from vllm.platforms import current_platform
 
 from faser.serving.loop import Row
@@ -27,6 +28,35 @@ def worker_base() -> type[Any]:
     from vllm.v1.worker.gpu_worker import Worker
 
     return Worker
+
+
+def repair_cpu_kernels() -> None:
+    """Replace vLLM's CPU `expand_kernel`, which leaves its result in a copy.
+
+    Without this, a temperature of a request with drafts is uninitialised memory on a CPU without Triton, and sampled
+    outputs are not the target's. Greedy requests never use it.
+    """
+    from vllm.triton_utils import HAS_TRITON
+    from vllm.triton_utils.dispatcher import register_kernels
+
+    if current_platform.is_cpu() and not HAS_TRITON:
+        register_kernels({"vllm.v1.sample.rejection_sampler.expand_kernel": _expand})
+
+
+def _expand(
+    output: torch.Tensor,
+    values: torch.Tensor,
+    ends: torch.Tensor,
+    replace_from: float,
+    replace_to: float,
+    MAX_NUM_TOKENS: int | None = None,  # noqa: ARG001  # the Triton kernel's block size
+) -> None:
+    """output [sum of counts] = each of `values` [B], `replace_from` replaced, as often as its request has drafts.
+
+    ends: [B] running sum of the counts.
+    """
+    counts = torch.diff(ends, prepend=ends.new_zeros(1)).long()
+    output.copy_(torch.where(values == replace_from, replace_to, values).repeat_interleave(counts))
 
 
 @contextmanager

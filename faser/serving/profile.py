@@ -26,6 +26,8 @@ from faser.costs.fit import Steps, errors, fit, save
 from faser.models import ModelError, prepare, resolve
 
 LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+PROMPT_TOKENS = 65_536
+"""Of a whole batch, about, at most: more would not fit a KV cache, and a batch that waits is not the one asked for."""
 
 
 def main() -> int:
@@ -39,6 +41,7 @@ def main() -> int:
     parser.add_argument("--max-prompt", type=int, default=512)
     parser.add_argument("--load-format", default="auto", help="'dummy' for random weights")
     parser.add_argument("--repeats", type=int, default=2, help="times through the ladder")
+    parser.add_argument("--cudagraph-mode", help="vLLM's, on a GPU")
     parser.add_argument("--log", type=Path, help="keep the step log here")
     args = parser.parse_args()
     try:
@@ -75,6 +78,8 @@ def _measure(target: str, draft: str, log: Path, args: argparse.Namespace) -> st
 
     cpu = current_platform.is_cpu()
     options: dict[str, Any] = dict(CPU_DEFAULTS) if cpu else {"max_model_len": 4096}
+    if args.cudagraph_mode:
+        options["compilation_config"] = {"cudagraph_mode": args.cudagraph_mode}
     settings = Settings(policy="random:0", profile="h200-llama2-13b", log=str(log))
     llm = LLM(
         model=target,
@@ -92,7 +97,8 @@ def _measure(target: str, draft: str, log: Path, args: argparse.Namespace) -> st
     greedy = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=args.tokens, detokenize=False)
     for _ in range(args.repeats):
         for batch in (b for b in LADDER if b <= args.max_batch):
-            lengths = rng.integers(8, args.max_prompt, max(batch, 4))
+            longest = min(args.max_prompt, 2 * PROMPT_TOKENS // batch)
+            lengths = rng.integers(8, longest, max(batch, 4))
             prompts: Any = [{"prompt_token_ids": rng.integers(10, 1000, n).tolist()} for n in lengths]
             for start in range(0, len(prompts), batch):
                 llm.generate(prompts[start : start + batch], greedy, use_tqdm=False)

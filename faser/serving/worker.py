@@ -44,6 +44,7 @@ class FaserWorker(compat.worker_base()):  # type: ignore[misc]  # the base depen
     """Chosen by `--worker-cls`."""
 
     def init_device(self) -> None:
+        compat.repair_cpu_kernels()
         with compat.drafter_class(ConfidentDrafter):
             super().init_device()
 
