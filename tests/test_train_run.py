@@ -226,7 +226,7 @@ def test_the_reward_prefers_what_brings_more_tokens_in_the_same_time() -> None:
     )
     reward = TokenPaid(cost=cost, acceptance=0.5)
     # depth 0: 10 ms for 1 token; depth 1: 11 + 1 ms for 1.5; depth 2: 12 + 2 ms for 1.75; depth 3: 13 + 3 for 1.875
-    assert reward.price_s(1, 0) == pytest.approx(12e-3 / 1.5)
+    assert reward.price_s(1) == pytest.approx(12e-3 / 1.5)
 
     def step(tokens: int, verified: int, seconds: float) -> Step:
         of = np.array([verified])
@@ -236,4 +236,6 @@ def test_the_reward_prefers_what_brings_more_tokens_in_the_same_time() -> None:
     baseline = Baseline(system_s=2.0, busy_s=2.0, requests=1)
     assert reward(step(2, 1, 12e-3), baseline) == pytest.approx((16e-3 - 12e-3) / 10e-3)
     assert reward(step(1, 1, 12e-3), baseline) == pytest.approx((8e-3 - 12e-3) / 10e-3)
+    beside_a_prompt = Step(StepOutcome(21e-3, np.array([1]), np.array([1]), 1, 9), 2, 21e-3, np.zeros(0))
+    assert reward(beside_a_prompt, baseline) == pytest.approx((16e-3 - 12e-3) / 10e-3)
     assert reward(Step(StepOutcome(0.1, none, none, 1, 9), 0, 0.1, np.zeros(0)), baseline) == 0.0

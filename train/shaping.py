@@ -21,7 +21,7 @@ from faser.envs.summary import Baseline
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPaid:
-    """(price x tokens - seconds of the step) x requests in the system.
+    """(price x tokens - seconds of the step without its prompts) x requests in the system.
 
     Seconds are counted in idle steps, of one row, and requests over their mean without speculation, which brings the
     reward to the order of 1 on every device and at every load. cost, acceptance: of the pair; they set the price.
@@ -30,10 +30,13 @@ class TokenPaid:
     cost: StepCost
     acceptance: float
 
-    def price_s(self, running: int, prefill_tokens: int) -> float:
-        """Seconds per token of the fixed depth that is best for `running` requests beside `prefill_tokens`."""
+    def price_s(self, running: int) -> float:
+        """Seconds per token of the fixed depth that is best for `running` requests, while no prompt is computed.
+
+        Prompts have no part in it: they make their step longer, and what a token is worth there no higher.
+        """
         depth = np.arange(MAX_DEPTH + 1)
-        rows = running * (1 + depth) + prefill_tokens
+        rows = running * (1 + depth)
         ms = self.cost.verify(rows) + self.cost.sync(rows) + depth * self.cost.draft(running)
         return float((ms / (self.acceptance**depth).cumsum()).min()) / running / 1e3
 
@@ -42,7 +45,11 @@ class TokenPaid:
         running = len(outcome.verified)
         if not running:
             return 0.0
-        merit = self.price_s(running, outcome.prefill_tokens) * step.tokens - outcome.seconds
-        requests = step.system_s / outcome.seconds
+        prompts_ms = self._verify_ms(running + outcome.prefill_tokens) - self._verify_ms(running)
+        merit = self.price_s(running) * step.tokens - (outcome.seconds - prompts_ms / 1e3)
         idle_step_s = self.cost.step_ms(rows=1, batch=1) / 1e3
+        requests = step.system_s / outcome.seconds
         return merit / idle_step_s * requests * baseline.busy_s / baseline.system_s
+
+    def _verify_ms(self, rows: int) -> float:
+        return self.cost.step_ms(rows=rows, batch=rows)

@@ -47,8 +47,9 @@ class Padded(gymnasium.Wrapper[Flat, Actions, Flat, Actions]):
         return self._pad(observation), info
 
     def step(self, action: Actions) -> tuple[Flat, SupportsFloat, bool, bool, dict[str, Any]]:
-        observation, *rest = self.env.step(np.concatenate([action[: self.own], action[-2:]]))
-        return (self._pad(observation), *rest)
+        own = np.concatenate([action[: self.own], action[-2:]])
+        observation, reward, terminated, truncated, info = self.env.step(own)
+        return self._pad(observation), reward, terminated, truncated, info
 
 
 def make_worlds(models: Sequence[str], envs: int) -> VecEnv:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from vllm.platforms import current_platform
@@ -64,12 +65,8 @@ def drafter_class(cls: type[Any]) -> Iterator[None]:
     """While open, model runners build `cls` as their draft-model proposer: they name its class inline."""
     from vllm.v1.worker import gpu_model_runner
 
-    original = gpu_model_runner.DraftModelProposer
-    gpu_model_runner.DraftModelProposer = cls
-    try:
+    with patch.object(gpu_model_runner, "DraftModelProposer", cls):
         yield
-    finally:
-        gpu_model_runner.DraftModelProposer = original
 
 
 def allow_ragged_drafts(scheduler: Scheduler) -> None:

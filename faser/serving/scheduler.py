@@ -34,7 +34,7 @@ class FaserScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        settings = Settings.from_config(self.vllm_config.additional_config)
+        settings = Settings.from_config(dict(self.vllm_config.additional_config))  # type: ignore[arg-type]  # a dict here
         cost = load_profile(settings.profile)
         capabilities = Capabilities(max_depth=self.num_spec_tokens)
         controller = Controller(make_policy(settings.policy, cost), capabilities, settings.controller)

@@ -30,7 +30,8 @@ class ConfidentDrafter(DraftModelProposer):
         return super().propose(*args, **kwargs)
 
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        tokens, confidence = argmax_confidence(self.model.compute_logits(hidden_states))
+        model: Any = self.model  # a torch module with vLLM's own methods
+        tokens, confidence = argmax_confidence(model.compute_logits(hidden_states))
         self._confidences.append(confidence)
         return tokens
 
@@ -49,9 +50,9 @@ class FaserWorker(compat.worker_base()):  # type: ignore[misc]  # the base depen
             super().init_device()
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
-        drafts = super().take_draft_token_ids()
+        drafts: DraftTokenIds | None = super().take_draft_token_ids()
         if drafts is not None:
             confidence = self.model_runner.drafter.take_confidence()
             if confidence is not None:
-                drafts.faser_confidence = confidence.cpu().numpy()
+                drafts.faser_confidence = confidence.cpu().numpy()  # type: ignore[attr-defined]  # rides along
         return drafts
