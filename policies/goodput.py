@@ -9,11 +9,11 @@ average. It is myopic: it sees neither the queue nor a request's end.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from faser.core import MAX_DEPTH, Decision, Floats, Ints, Observation
 from faser.costs import StepCost
-from faser.requests import PRIOR
+from faser.requests import CONTEXT_SCALE, PRIOR
 
 
 def best_depth(tokens: float, gained: ArrayLike, ms: ArrayLike) -> int:
@@ -34,29 +34,29 @@ class Goodput:
     def decide(self, observation: Observation) -> Decision:
         n = observation.running
         if n == 0:
-            return Decision(np.zeros(0, np.int64), self._depth(1, 0.0, observation))
+            return Decision(np.zeros(0, np.int64), self._depth(1, 0.0, np.full(1, PRIOR, np.float32)))
         share = min(observation.of_load("prefill_share"), 0.99)
-        prefill = n * share / (1.0 - share)
-        return Decision(self._lengths(observation.survival, n + prefill), self._depth(n, prefill, observation))
+        held = np.minimum(observation.request("context"), 0.999)
+        context_ms = self._cost.context_ms * CONTEXT_SCALE * float((held / (1.0 - held)).sum())
+        acceptance = 0.5 * (observation.request("acceptance_fast") + observation.request("acceptance_slow"))
+        lengths = self._lengths(observation.survival, n * share / (1.0 - share), context_ms)
+        return Decision(lengths, self._depth(n, context_ms, acceptance))
 
-    def _lengths(self, survival: Floats, rows: float) -> Ints:
+    def _lengths(self, survival: Floats, prefill: float, context_ms: float) -> Ints:
+        """Prompts in the step make its rows dearer, but their own time is spent anyway and prices nothing."""
+        n = len(survival)
         ranked = -np.sort(-survival[survival > 0.0])
-        if len(ranked) == 0:
-            return np.zeros(len(survival), np.int64)
         gained = np.concatenate([[0.0], np.cumsum(ranked)])
-        at = rows + np.arange(len(gained))
-        m = int(np.argmax((len(survival) + gained) / (self._cost.verify(at) + self._cost.sync(at))))
+        rows_ms = self._rows_ms(n + prefill + np.arange(len(gained)))
+        m = int(np.argmax((n + gained) / (rows_ms - rows_ms[0] + self._rows_ms(n) + context_ms)))
         if m == 0:
-            return np.zeros(len(survival), np.int64)
+            return np.zeros(n, np.int64)
         return np.asarray((survival >= ranked[m - 1]).sum(axis=1))
 
-    def _depth(self, n: int, prefill: float, observation: Observation) -> int:
-        acceptance = 0.5 * (observation.request("acceptance_fast") + observation.request("acceptance_slow"))
-        if len(acceptance) == 0:
-            acceptance = np.full(1, PRIOR, np.float32)  # requests about to finish prefill
-        powers = np.arange(1, MAX_DEPTH + 1)
-        gained = (acceptance[:, None] ** powers).sum(axis=0)
+    def _depth(self, n: int, context_ms: float, acceptance: Floats) -> int:
+        gained = (acceptance[:, None] ** np.arange(1, MAX_DEPTH + 1)).sum(axis=0)
         depths = np.arange(MAX_DEPTH + 1)
-        at = n * (1 + depths) + prefill
-        ms = self._cost.verify(at) + self._cost.sync(at) + depths * self._cost.draft(n)
-        return best_depth(n, gained, ms)
+        return best_depth(n, gained, self._rows_ms(n * (1 + depths)) + context_ms + depths * self._cost.draft(n))
+
+    def _rows_ms(self, rows: ArrayLike) -> NDArray[np.float64]:
+        return self._cost.verify(rows) + self._cost.sync(rows)

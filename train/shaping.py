@@ -1,10 +1,10 @@
 """The reward that PPO is trained on: time in system, told when it is earned and not when a request ends.
 
 A token accepted now shortens its request, which shows in the time in system only at the request's end, hundreds of
-steps and many arrivals later: measured, PPO learnt nothing from it in 200,000 steps. But the tokens of an episode are
-given, so paying for each adds nothing to choose between policies. Paying the going price, what a token costs a good
-fixed depth at this batch, leaves the reward near 0 at every load and makes a step's reward its own merit. Evaluation
-never uses this reward.
+steps and many arrivals later. But the tokens of an episode are given, so paying the same for each adds nothing to
+choose between policies. One pay for all loads left so much noise that PPO learnt nothing in 200,000 steps; paying the
+going price, what a token costs a good fixed depth at this batch, leaves the reward near 0 at every load and makes a
+step's reward its own merit. Evaluation never uses this reward.
 """
 
 from __future__ import annotations

@@ -66,13 +66,14 @@ class StepCost:
     def break_even(self, *, batch: int, prefill_tokens: int = 0, context: float = 0) -> tuple[float, float, float]:
         """Survival at which one more row, at no and at full speculation, and one more draft step pay in tokens per ms.
 
-        An extra row costs dT and brings p tokens; it raises tokens/ms iff p > dT * tokens / T.
+        An extra row costs dT and brings p tokens; it raises tokens/ms iff p > dT * tokens / T. T is the step without its
+        prompts, whose time is spent anyway: with them a token would look dear and speculation nearly free.
         """
         start = batch + prefill_tokens
-        at = np.array([start, start + batch, start + (MAX_DEPTH - 1) * batch, start + MAX_DEPTH * batch])
+        at = np.array([batch, start, start + batch, start + (MAX_DEPTH - 1) * batch, start + MAX_DEPTH * batch])
         ms = self.verify(at) + self.sync(at) + self.context_ms * context
         draft = float(self.draft(batch))
-        return float((ms[1] - ms[0]) / ms[0]), float((ms[3] - ms[2]) / ms[0]), draft / float(ms[0])
+        return float((ms[2] - ms[1]) / ms[0]), float((ms[4] - ms[3]) / ms[0]), draft / float(ms[0])
 
 
 def known_profiles() -> list[str]:

@@ -211,7 +211,7 @@ def _check_port(args: Namespace) -> None:
 
 
 def _set_environment(counts: str) -> None:
-    """What vLLM and prometheus_client read at import. counts: folder of `faser.serving.metrics`, new for each server."""
+    """What vLLM and prometheus_client read. counts: folder of `faser.serving.metrics`, of this server alone."""
     os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", counts)
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # V1 is the runner whose draft model runs in CUDA graphs
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
