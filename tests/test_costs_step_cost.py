@@ -49,7 +49,7 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
 def test_break_even_of_a_linear_cost_is_the_known_one() -> None:
     floor, row, draft, batch, prefill, context_ms, context = 6.0, 0.05, 0.4, 10, 30, 0.002, 500
     cost = linear(floor, row, draft, context_ms)
-    now = floor + row * (batch + prefill) + context_ms * context
+    now = floor + row * batch + context_ms * context  # the prompts' own time prices nothing
     first, last, step = cost.break_even(batch=batch, prefill_tokens=prefill, context=context)
     assert first == pytest.approx(batch * row / now)
     assert last == pytest.approx(first)  # linear: the K-th row costs what the first does
@@ -81,9 +81,11 @@ def test_shipped_profiles_load_and_never_get_cheaper_with_more_rows(name: str) -
 
 
 def test_the_13b_profile_gives_back_what_was_measured() -> None:
+    """Medians of the step log behind it: the idle engine's step, and what a row costs once the GPU computes."""
     cost = load_profile("h200-llama2-13b")
-    assert float(cost.verify(1024)) == 45.4
-    assert cost.step_ms(rows=1, batch=1, depth=4) == pytest.approx(9.1, abs=0.005)
+    assert cost.step_ms(rows=1, batch=1) == pytest.approx(11.1, rel=0.1)
+    assert cost.step_ms(rows=4, batch=1, depth=4) == pytest.approx(11.6, rel=0.15)
+    assert (cost.verify(4096) - cost.verify(1024)) / 3072 == pytest.approx(0.043, rel=0.1)
 
 
 GOOD: dict[str, Any] = {"name": "n", "device": "d", "source": "s", "curves": {"verify": {"x": [1, 2], "ms": [3, 4]}}}

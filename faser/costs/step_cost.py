@@ -66,8 +66,8 @@ class StepCost:
     def break_even(self, *, batch: int, prefill_tokens: int = 0, context: float = 0) -> tuple[float, float, float]:
         """Survival at which one more row, at no and at full speculation, and one more draft step pay in tokens per ms.
 
-        An extra row costs dT and brings p tokens; it raises tokens/ms iff p > dT * tokens / T. T is the step without its
-        prompts, whose time is spent anyway: with them a token would look dear and speculation nearly free.
+        An extra row costs dT and brings p tokens; it raises tokens/ms iff p > dT * tokens / T. T is the step without
+        its prompts, whose time is spent anyway: with them a token would look dear and speculation nearly free.
         """
         start = batch + prefill_tokens
         at = np.array([batch, start, start + batch, start + (MAX_DEPTH - 1) * batch, start + MAX_DEPTH * batch])

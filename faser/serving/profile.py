@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -51,24 +53,31 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory() as scratch:
         log = args.log or Path(scratch) / "steps.jsonl"
-        device = _measure(str(pair.target), str(args.draft or pair.draft), log, args)
+        device, mode = _measure(str(pair.target), str(args.draft or pair.draft), log, args)
         try:
             steps = Steps.read(log)
         except ValueError as error:
             print(f"faser profile: {error}", file=sys.stderr)
             return 2
     held_out = np.random.default_rng(0).random(len(steps.ms)) < 1 / 3
-    source = f"python -m faser.serving.profile {' '.join(sys.argv[1:])}; {len(steps.ms)} steps; vllm {_vllm_version()}"
-    cost = fit(steps.part(~held_out), name=args.name, device=device, source=source)
-    median, total = errors(cost, steps.part(held_out))
-    said = f"held-out steps: median error {median:.1%}, total time {total:+.1%}"
-    save(replace(cost, source=f"{source}; {said}"), args.out)
+    cost = fit(steps.part(~held_out), name=args.name, device=device, source="")
+    said = f"held-out steps: {errors(cost, steps.part(held_out))}"
+    save(replace(cost, source=f"{_source(args, mode)}; {len(steps.ms)} steps; {said}"), args.out)
     print(f"{args.out}: {len(steps.ms)} steps, {said}")
     return 0
 
 
-def _measure(target: str, draft: str, log: Path, args: argparse.Namespace) -> str:
-    """Run the ladder, writing every step to `log`; returns the device's name."""
+def _source(args: argparse.Namespace, mode: str) -> str:
+    """What was run, on what, when."""
+    weights = "dummy weights, so times are real and acceptances are not; " if args.load_format == "dummy" else ""
+    return (
+        f"python -m faser.serving.profile {' '.join(sys.argv[1:])}; {weights}vllm {_vllm_version()}, "
+        f"torch {version('torch')}, {_driver()}CUDA graphs {mode}; {datetime.now(UTC):%Y-%m-%d}"
+    )
+
+
+def _measure(target: str, draft: str, log: Path, args: argparse.Namespace) -> tuple[str, str]:
+    """Run the ladder, writing every step to `log`; returns the device's name and vLLM's mode of CUDA graphs."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
@@ -103,8 +112,19 @@ def _measure(target: str, draft: str, log: Path, args: argparse.Namespace) -> st
             for start in range(0, len(prompts), batch):
                 llm.generate(prompts[start : start + batch], greedy, use_tqdm=False)
     name = platform.processor() or platform.machine() if cpu else current_platform.get_device_name()
+    mode = llm.llm_engine.vllm_config.compilation_config.cudagraph_mode.name
     llm.llm_engine.engine_core.shutdown()
-    return f"{os.cpu_count()} cores, {name}" if cpu else str(name)
+    return f"{os.cpu_count()} cores, {name}" if cpu else str(name), mode
+
+
+def _driver() -> str:
+    """The NVIDIA driver, or nothing."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f"driver {found[0]}, " if found else ""
 
 
 def _vllm_version() -> str:
