@@ -25,13 +25,13 @@ from faser.core import (
     Observation,
     checked,
 )
-from faser.costs import StepCost, load_profile
+from faser.costs import StepCost
 from faser.envs.arrivals import ARRIVALS, Arrivals, sample_trace
-from faser.envs.pairs import pair_named
 from faser.envs.rewards import REWARDS, Reward
 from faser.envs.simulator import Simulator, Step, capacity, without_speculation
 from faser.envs.summary import Ledger
-from faser.tapes import Tape, load_tape
+from faser.models import measured
+from faser.tapes import Tape
 
 F, L = len(REQUEST_FEATURES), len(LOAD_FEATURES)
 
@@ -103,7 +103,7 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     ## Arguments
     | name | default | meaning |
     |---|---|---|
-    | pair | "llama2-13b" | cost profile and tape: see `faser.envs.pairs` |
+    | pair | "llama2-13b" | a name of `faser.models`: its cost profile and tape |
     | slots | 64 | requests that run at once |
     | requests | 192 | requests of an episode |
     | load | (0.05, 1.2) | offered load over the capacity without speculation; a range: log-uniform |
@@ -147,14 +147,14 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
             raise ValueError(f"arrivals is {arrivals!r}; allowed: {', '.join(ARRIVALS)}, or an object")
         if objective not in REWARDS:
             raise ValueError(f"objective is {objective!r}; allowed: {', '.join(REWARDS)}")
-        names = pair_named(pair)
+        measured_cost, tape = measured(pair)
         self.load = _load_range(load)
         self.arrivals = ARRIVALS[arrivals] if isinstance(arrivals, str) else arrivals
         self.reward = reward or REWARDS[objective]
         self.capabilities = capabilities or Capabilities()
         self.slots, self.requests, self.max_steps = slots, requests, max_steps
-        self.tape = _tape(acceptance, names.tape, part)
-        self.cost = cost or load_profile(names.profile)
+        self.tape = _tape(acceptance, tape, part)
+        self.cost = cost or measured_cost
         self.simulator = Simulator(self.tape, self.cost, slots=slots, max_batched_tokens=max_batched_tokens)
         self.capacity = capacity(self.tape, self.cost, slots)
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (slots * F + L + slots,), np.float32)
@@ -219,11 +219,11 @@ def _load_range(load: float | tuple[float, float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _tape(acceptance: str | float | Tape, shipped: str, part: str) -> Tape:
+def _tape(acceptance: str | float | Tape, recorded: Tape, part: str) -> Tape:
     if isinstance(acceptance, Tape):
         return acceptance.split(part)
     if isinstance(acceptance, str):
         if acceptance != "tape":
             raise ValueError(f"acceptance is {acceptance!r}; allowed: 'tape', a number from 0 to 1, or a Tape")
-        return load_tape(shipped).split(part)
+        return recorded.split(part)
     return Tape.iid(acceptance).split(part)

@@ -13,7 +13,6 @@ from gymnasium.utils.env_checker import check_env
 import faser.envs  # noqa: F401  # registers the environment
 from faser.core import LOAD_FEATURES, MAX_DEPTH, MAX_FRONTIER, REQUEST_FEATURES, Capabilities, Observation
 from faser.costs import Curve, StepCost
-from faser.envs.pairs import PAIRS, pair_named
 from faser.envs.rewards import REWARDS
 from faser.envs.speculation import SpeculationEnv, pack, unpack
 from faser.tapes import Tape
@@ -215,12 +214,11 @@ def test_training_and_evaluation_see_other_requests() -> None:
 
 
 def test_shipped_pairs_name_profiles_and_tapes() -> None:
-    assert set(PAIRS) == {"smollm2", "llama2-13b", "mistral-7b"}
     env = SpeculationEnv(pair="llama2-13b", requests=4)
     assert env.cost.name == "h200-llama2-13b"
     assert len(env.tape) >= 50
-    with pytest.raises(ValueError, match="pair is 'gpt'; allowed: smollm2, llama2-13b, mistral-7b"):
-        pair_named("gpt")
+    with pytest.raises(ValueError, match="pair is 'gpt'; allowed: llama2-13b, mistral-7b, smollm2"):
+        SpeculationEnv(pair="gpt")
 
 
 @pytest.mark.parametrize(

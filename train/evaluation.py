@@ -15,11 +15,11 @@ from statistics import fmean
 import numpy as np
 
 from faser.core import Policy
-from faser.costs import StepCost, load_profile
+from faser.costs import StepCost
 from faser.envs.arrivals import ARRIVALS, Trace, sample_trace
-from faser.envs.pairs import pair_named
 from faser.envs.simulator import capacity, run
-from faser.tapes import Tape, load_tape
+from faser.models import measured
+from faser.tapes import Tape
 from faser.train.presets import PRESETS
 
 SELECTION, REPORT = 1_000_000, 2_000_000
@@ -36,9 +36,9 @@ class World:
 
 @cache
 def world(model: str) -> World:
-    """ValueError, KeyError or TapeError if the model's profile or tape is not there."""
-    pair = pair_named(model)
-    return World(load_tape(pair.tape).split("eval"), load_profile(pair.profile))
+    """ValueError if the model's profile or tape is not there."""
+    cost, tape = measured(model)
+    return World(tape.split("eval"), cost)
 
 
 @cache

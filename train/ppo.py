@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from faser.tapes import TapeError
 from faser.train import resume
 from faser.train.evaluation import world
 from faser.train.export import table
@@ -65,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
             world(name)  # fail now if a profile or a tape is missing
         env = make_worlds(run.models, run.settings.envs)
         model = resume.load_model(run.directory / "resume", env, state) if state else build(run, env)
-    except (resume.ResumeError, TapeError, KeyError, ValueError) as error:
+    except (resume.ResumeError, ValueError) as error:
         print(f"error: {error.args[0] if error.args else error}", file=sys.stderr)
         return 2
     left = max(run.settings.timesteps - model.num_timesteps, 0)

@@ -17,9 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 import faser.envs  # noqa: F401  # registers the environment
 from faser.core import MAX_DEPTH, MAX_FRONTIER
-from faser.costs import load_profile
-from faser.envs.pairs import pair_named
-from faser.tapes import load_tape
+from faser.models import measured
 from faser.train.network import F, L
 from faser.train.presets import PRESETS
 from faser.train.shaping import TokenPaid
@@ -55,7 +53,7 @@ class Padded(gymnasium.Wrapper[Flat, Actions, Flat, Actions]):
 def make_worlds(models: Sequence[str], envs: int) -> VecEnv:
     """`envs` environments in this process: models in turn, and within a model its bands of load.
 
-    ValueError, KeyError or TapeError if a model's profile or tape is not there.
+    ValueError if a model's profile or tape is not there.
     """
     slots = max(PRESETS[model].slots for model in models)
     bands = -(-envs // len(models))
@@ -63,10 +61,10 @@ def make_worlds(models: Sequence[str], envs: int) -> VecEnv:
 
 
 def _maker(model: str, band: int, bands: int, slots: int) -> Callable[[], gymnasium.Env[Flat, Actions]]:
-    preset, pair = PRESETS[model], pair_named(model)
+    preset = PRESETS[model]
+    cost, tape = measured(model)
     low, high = preset.band(band, bands)
-    acceptance = float(load_tape(pair.tape).split("train").match.mean())
-    reward = TokenPaid(cost=load_profile(pair.profile), acceptance=acceptance)
+    reward = TokenPaid(cost=cost, acceptance=float(tape.split("train").match.mean()))
 
     def make() -> gymnasium.Env[Flat, Actions]:
         env = gymnasium.make(

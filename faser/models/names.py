@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from faser.costs import StepCost, load_profile
 from faser.models import smollm2
 from faser.models.cache import default_cache
 from faser.models.pair import ModelError, Pair
+from faser.tapes import Tape, load_tape
 
 TRAINING_ONLY = {
-    "llama2-13b": Pair("llama2-13b", "meta-llama/Llama-2-13b-chat-hf", profile="h200-llama2-13b"),
-    "mistral-7b": Pair("mistral-7b", "mistralai/Mistral-7B-Instruct-v0.3", profile="h200-mistral-7b"),
+    pair.name: pair
+    for pair in (
+        Pair("llama2-13b", "meta-llama/Llama-2-13b-chat-hf", None, "h200-llama2-13b", smollm2.TAPE),
+        Pair("mistral-7b", "mistralai/Mistral-7B-Instruct-v0.3", None, "h200-mistral-7b", smollm2.TAPE),
+    )
 }
-"""Pairs with a cost profile, so that policies can be trained for them, but whose weights are not in the release."""
+"""Pairs whose step costs were measured, so that policies can be trained for them, but whose weights are not in the
+release. They share SmolLM2's tape: their text and acceptances stand in for those of the real models."""
 
 
 def known_models() -> list[str]:
@@ -35,6 +41,16 @@ def resolve(name_or_path: str, *, cache: Path | None = None) -> Pair:
         return Pair(name_or_path, name_or_path)
     known = ", ".join(known_models())
     raise ModelError(f"model {name_or_path!r} is unknown; known: {known}, a directory, or an owner/model id")
+
+
+def measured(name: str) -> tuple[StepCost, Tape]:
+    """Step costs and recorded acceptances of a pair: what a policy is trained on. ModelError: unknown name."""
+    if name not in known_models():
+        raise ModelError(f"pair is {name!r}; allowed: {', '.join(known_models())}")
+    pair = resolve(name)
+    assert pair.profile is not None
+    assert pair.tape is not None
+    return load_profile(pair.profile), load_tape(pair.tape)
 
 
 def prepare(

@@ -15,10 +15,12 @@ class Pair:
     """What one name stands for.
 
     target, draft: a Hugging Face directory, or whatever vLLM takes as a model; draft None: none is known.
-    profile: name of the cost profile (`faser.costs.load_profile`) that its policies are trained on; None: none.
+    profile, tape: names of its step costs (`faser.costs.load_profile`) and of its recorded acceptances
+        (`faser.tapes.load_tape`), which policies are trained on; None: none.
     """
 
     name: str
     target: Path | str
     draft: Path | str | None = None
     profile: str | None = None
+    tape: str | None = None

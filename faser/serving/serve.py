@@ -110,6 +110,8 @@ def configure(args: Namespace) -> None:
 
     Raises UsageError, ModelError or PolicyError.
     """
+    from faser.serving import compat
+
     _refuse_conflicts(args)
     depth = MAX_DEPTH if args.spec_tokens is None else args.spec_tokens
     if not 1 <= depth <= MAX_DEPTH:
@@ -121,6 +123,8 @@ def configure(args: Namespace) -> None:
     pair = prepare(name, progress=True)
     if name == DEFAULT_MODEL:
         _set_defaults(args, served_model_name=[name], **CPU_DEFAULTS if _on_cpu() else {})
+    if not _on_cpu() and args.compilation_config.cudagraph_mode is None:
+        compat.use_full_graphs(args.compilation_config)
     args.model_tag = args.model = str(pair.target)
     _speculate(args, args.spec_model or pair.draft, depth, settings.policy)
     args.scheduler_cls, args.worker_cls = SCHEDULER, WORKER
