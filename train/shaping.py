@@ -30,14 +30,15 @@ class TokenPaid:
     cost: StepCost
     acceptance: float
 
-    def price_s(self, running: int) -> float:
+    def price_s(self, running: int, context_ms: float = 0.0) -> float:
         """Seconds per token of the fixed depth that is best for `running` requests, while no prompt is computed.
 
-        Prompts have no part in it: they make their step longer, and what a token is worth there no higher.
+        Prompts have no part in it: they make their step longer, and what a token is worth there no higher. Reading the
+        requests' context has: `context_ms` of every step.
         """
         depth = np.arange(MAX_DEPTH + 1)
         rows = running * (1 + depth)
-        ms = self.cost.verify(rows) + self.cost.sync(rows) + depth * self.cost.draft(running)
+        ms = self.cost.verify(rows) + self.cost.sync(rows) + depth * self.cost.draft(running) + context_ms
         return float((ms / (self.acceptance**depth).cumsum()).min()) / running / 1e3
 
     def __call__(self, step: Step, baseline: Baseline) -> float:
@@ -46,7 +47,10 @@ class TokenPaid:
         if not running:
             return 0.0
         prompts_ms = self._verify_ms(running + outcome.prefill_tokens) - self._verify_ms(running)
-        merit = self.price_s(running) * step.tokens - (outcome.seconds - prompts_ms / 1e3)
+        rows = running + int(outcome.verified.sum()) + outcome.prefill_tokens
+        rest_ms = self.cost.step_ms(rows=rows, batch=running, depth=outcome.draft_depth)
+        context_ms = max(outcome.seconds * 1e3 - rest_ms, 0.0)
+        merit = self.price_s(running, context_ms) * step.tokens - (outcome.seconds - prompts_ms / 1e3)
         idle_step_s = self.cost.step_ms(rows=1, batch=1) / 1e3
         requests = step.system_s / outcome.seconds
         return merit / idle_step_s * requests * baseline.busy_s / baseline.system_s
