@@ -8,7 +8,7 @@ endpoint adds them up, over several engines and API servers too. No series is la
 from __future__ import annotations
 
 import numpy as np
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from faser.controller import Tally
 from faser.core import MAX_DEPTH, StepOutcome
@@ -20,16 +20,25 @@ class StepMetrics:
     """Counts steps. `faser:steps` counts the steps of an engine in which some request decoded."""
 
     def __init__(self) -> None:
-        self._steps = Counter("faser:steps", "Engine steps in which a request decoded.")
-        self._decisions = Counter("faser:decisions", "Decisions taken by the policy.")
-        self._fallbacks = Counter("faser:fallbacks", "Steps that used the fallback length, by reason.", ["reason"])
-        self._seconds = Histogram("faser:decision_seconds", "Time to a decision.", buckets=DECISION_BUCKETS)
-        self._drafted = Counter("faser:drafted_tokens", "Tokens drafted.")
-        self._verified = Counter("faser:verified_tokens", "Drafted tokens verified by the target.")
-        self._accepted = Counter("faser:accepted_tokens", "Drafted tokens accepted by the target.")
-        self._tracked = Gauge("faser:tracked_requests", "Requests with state here.", multiprocess_mode="livesum")
-        lengths = Counter("faser:verify_length", "Request-steps by drafted tokens verified, 0 included.", ["length"])
-        depths = Counter("faser:draft_depth", "Steps by tokens drafted for each request.", ["depth"])
+        own = CollectorRegistry()  # each engine's: what is shared is the multiprocess folder
+        self._steps = Counter("faser:steps", "Engine steps in which a request decoded.", registry=own)
+        self._decisions = Counter("faser:decisions", "Decisions taken by the policy.", registry=own)
+        self._fallbacks = Counter(
+            "faser:fallbacks", "Steps that used the fallback length, by reason.", ["reason"], registry=own
+        )
+        self._seconds = Histogram(
+            "faser:decision_seconds", "Time to a decision.", buckets=DECISION_BUCKETS, registry=own
+        )
+        self._drafted = Counter("faser:drafted_tokens", "Tokens drafted.", registry=own)
+        self._verified = Counter("faser:verified_tokens", "Drafted tokens verified by the target.", registry=own)
+        self._accepted = Counter("faser:accepted_tokens", "Drafted tokens accepted by the target.", registry=own)
+        self._tracked = Gauge(
+            "faser:tracked_requests", "Requests with state here.", multiprocess_mode="livesum", registry=own
+        )
+        lengths = Counter(
+            "faser:verify_length", "Request-steps by drafted tokens verified, 0 included.", ["length"], registry=own
+        )
+        depths = Counter("faser:draft_depth", "Steps by tokens drafted for each request.", ["depth"], registry=own)
         self._lengths = [lengths.labels(str(k)) for k in range(MAX_DEPTH + 1)]
         self._depths = [depths.labels(str(k)) for k in range(MAX_DEPTH + 1)]
         self._seen_decisions = 0

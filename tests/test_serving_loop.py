@@ -1,0 +1,115 @@
+"""The live loop, fed as a scheduler feeds it: what it tells the policy, what it counts, and that it forgets."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from faser.controller import Controller, ControllerConfig
+from faser.core import MAX_DEPTH, Capabilities, Decision, Observation
+from faser.costs import Curve, StepCost
+from faser.serving.loop import Row, SpeculationLoop
+from faser.serving.step_log import StepLog
+
+COST = StepCost(name="t", device="t", source="t", verify=Curve((1.0,), (8.0,)))
+
+
+class Recorder:
+    """A policy that keeps copies of what it saw and asks for two tokens."""
+
+    def __init__(self) -> None:
+        self.seen: list[Observation] = []
+
+    def decide(self, observation: Observation) -> Decision:
+        self.seen.append(Observation(observation.requests.copy(), observation.load.copy()))
+        return Decision(np.full(observation.running, 2), 2)
+
+
+def row(name: str, drafted: int = 0, generated: int = 1) -> Row:
+    return Row(
+        request_id=name,
+        context=10 + generated,
+        generated=generated,
+        max_tokens=64,
+        drafted=drafted,
+        arrival=0.0,
+        excluded=False,
+    )
+
+
+def loop(policy: Recorder, *, capacity: int = 4, log: StepLog | None = None) -> SpeculationLoop:
+    controller = Controller(policy, Capabilities(), ControllerConfig(deadline_ms=1000))
+    return SpeculationLoop(controller, COST, capacity=capacity, log=log)
+
+
+def step(of: SpeculationLoop, rows: list[Row], verdicts: dict[str, tuple[int, int]]) -> Decision:
+    decision = of.decide(rows, waiting=0, kv_usage=0.0, prefill_tokens=0)
+    of.record(verdicts, prefill_tokens=0)
+    return decision
+
+
+def test_a_draft_is_seen_by_the_next_decision_up_to_what_is_left_of_it() -> None:
+    policy = Recorder()
+    of = loop(policy)
+    step(of, [row("a"), row("b")], {})
+    confidence = np.array([[0.9, 0.8, 0.7], [0.6, 0.5, 0.4]], np.float32)
+    of.draft([row("a", drafted=3), row("b", drafted=1)], confidence)
+    step(of, [row("b", drafted=1), row("a", drafted=2)], {"a": (2, 1)})  # a grammar cut one of a's since
+    b, a = policy.seen[-1].confidence
+    assert b.tolist() == pytest.approx([0.6, 0, 0, 0, 0, 0, 0])
+    assert a.tolist() == pytest.approx([0.9, 0.8, 0, 0, 0, 0, 0])
+    assert policy.seen[-1].drafted.tolist() == [1, 2]
+
+
+def test_a_draft_without_confidences_is_seen_as_hopeless() -> None:
+    policy = Recorder()
+    of = loop(policy)
+    of.draft([row("a", drafted=MAX_DEPTH)], np.zeros((1, 0), np.float32))
+    step(of, [row("a", drafted=MAX_DEPTH)], {})
+    assert not policy.seen[-1].survival.any()
+
+
+def test_verdicts_reach_their_request_and_no_other() -> None:
+    policy = Recorder()
+    of = loop(policy)
+    for _ in range(20):
+        step(of, [row("good"), row("bad"), row("idle")], {"bad": (2, 0), "good": (2, 2)})
+    step(of, [row("good"), row("bad"), row("idle")], {})
+    good, bad, idle = policy.seen[-1].request("acceptance_slow")
+    assert bad < idle < good
+
+
+def test_a_request_that_ends_in_mid_step_is_forgotten_and_its_slot_starts_anew() -> None:
+    policy = Recorder()
+    of = loop(policy, capacity=1)
+    of.decide([row("a"), row("b")], waiting=0, kv_usage=0.0, prefill_tokens=0)
+    of.forget("a")  # an abort while the step runs
+    of.forget("a")
+    of.forget("never seen")
+    of.record({"a": (2, 0), "b": (2, 2)}, prefill_tokens=0)
+    step(of, [row("b"), row("c")], {})
+    b, c = policy.seen[-1].request("last_accepted")
+    assert b == 1.0
+    assert c not in (0.0, 1.0)  # a newcomer's, not the aborted one's
+
+
+def test_more_requests_than_slots_are_no_fault() -> None:
+    policy = Recorder()
+    of = loop(policy, capacity=1)
+    names = [f"r{i}" for i in range(9)]
+    assert step(of, [row(name) for name in names], {}).lengths.tolist() == [2] * 9
+    assert policy.seen[-1].running == 9
+
+
+def test_the_log_has_a_line_for_every_step(tmp_path: Path) -> None:
+    log = tmp_path / "steps.jsonl"
+    of = loop(Recorder(), log=StepLog(log))
+    step(of, [row("a"), row("b")], {"b": (2, 1)})
+    of.decide([], waiting=3, kv_usage=0.5, prefill_tokens=100)
+    of.record({}, prefill_tokens=77)
+    of.close()
+    first, second = map(json.loads, log.read_text().splitlines())
+    assert (first["running"], first["verified"], first["accepted"], first["depth"]) == (2, [0, 2], [0, 1], 2)
+    assert (second["running"], second["waiting"], second["prefill"]) == (0, 3, 77)
+    assert first["ms"] > 0
