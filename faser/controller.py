@@ -25,7 +25,7 @@ logger = logging.getLogger("faser")
 class ControllerConfig:
     """How long a policy may think, and what happens when it fails."""
 
-    deadline_ms: float = 5.0
+    deadline_ms: float = 20.0
     fallback_length: int = 0
     bench_after: int = 20
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.server
 
 SAMPLES, PER_REQUEST, TOKENS = 3000, 60, 3
 BODY = {"prompt": "My favourite animal is", "temperature": 1.0, "max_tokens": TOKENS, "n": PER_REQUEST}
+SPECULATING = ["--policy", "random:2", "--faser-deadline-ms", "1000"]  # decided in time on a busy machine too
 RARE = 20
 """Outcomes seen fewer times in both samples together are one outcome."""
 
@@ -60,12 +61,12 @@ def target() -> list[tuple[int, ...]]:
 
 
 def test_random_lengths_do_not_change_the_distribution(target: list[tuple[int, ...]]) -> None:
-    assert p_value(target, samples_of(["--policy", "random:2"])) > 0.001
+    assert p_value(target, samples_of(SPECULATING)) > 0.001
 
 
 def test_a_rule_that_leans_to_the_draft_is_caught(target: list[tuple[int, ...]]) -> None:
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = (sys.executable, str(here / "biased_server.py"), "serve")
-    biased = samples_of(["--policy", "random:2"], command=command, env={"PYTHONPATH": path})
+    biased = samples_of(SPECULATING, command=command, env={"PYTHONPATH": path})
     assert p_value(target, biased) < 0.001

@@ -22,7 +22,7 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(["--policy", "random:5"]) as running:
+    with Server(["--policy", "random:5", "--faser-deadline-ms", "1000"]) as running:  # on a busy machine too
         yield running
 
 
