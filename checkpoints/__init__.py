@@ -1,1 +1,6 @@
-"""What is shipped ready-made: the trained policy and the draft of the embedded model (data only)."""
+"""Shipped weights: the learned policy and the draft of `smollm2`."""
+
+from pathlib import Path
+
+SHIPPED_POLICY = Path(__file__).parent / "ppo.pt"
+"""The policy that `faser serve` uses unless told otherwise."""

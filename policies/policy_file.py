@@ -160,7 +160,8 @@ def _check_size(data: bytes) -> None:
     if len(data) > MAX_BYTES:
         raise PolicyFileError(f"the file is larger than {MAX_BYTES} bytes, the most that is allowed")
     try:
-        entries = zipfile.ZipFile(io.BytesIO(data)).infolist()
+        archive = zipfile.ZipFile(io.BytesIO(data))
+        entries = archive.infolist()
     except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError):
         raise PolicyFileError("not a policy file (no complete zip: truncated, or another format)") from None
     unpacked = sum(entry.file_size for entry in entries)
@@ -168,6 +169,12 @@ def _check_size(data: bytes) -> None:
         raise PolicyFileError(
             f"unpacks to {unpacked} bytes; allowed: {MAX_BYTES} at most, and only stored parts (no compression)"
         )
+    try:
+        damaged = archive.testzip()
+    except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError, RuntimeError, EOFError) as error:
+        damaged = str(error)
+    if damaged is not None:
+        raise PolicyFileError(f"damaged (checksum of {damaged} is wrong)")
 
 
 def _unpickle(data: bytes) -> dict[str, Any]:

@@ -103,6 +103,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(path: Path, monkeypatch
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_one_altered_weight_is_found(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(bytes(data))
+    assert "damaged" in refused(path)
+
+
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.9, 0.999])
 def test_a_truncated_file_is_refused(path: Path, share: float) -> None:
     data = path.read_bytes()

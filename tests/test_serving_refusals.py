@@ -51,6 +51,8 @@ def test_a_policy_file_that_is_not_one(capsys: pytest.CaptureFixture[str], tmp_p
         (["--faser-profile", "h300"], ["h300", "h200-llama2-13b"]),
         (["--faser-log", "/nowhere/at/all"], ["--faser-log", "/nowhere/at/all"]),
         (["/nowhere/at/all"], ["/nowhere/at/all"]),
+        (["--model", "/nowhere/at/all"], ["/nowhere/at/all"]),
+        (["--additional-config", "3"], ["--additional-config", "3", "object"]),
     ],
 )
 def test_conflicts_and_ranges_are_named(capsys: pytest.CaptureFixture[str], argv: list[str], names: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,13 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(THREADS)
     try:
         run, state = _resumed(args) if args.resume else (_new(args), {})
+        _check_writable(run.out)
         for name in run.models:
             world(name)  # fail now if a profile or a tape is missing
         env = make_worlds(run.models, run.settings.envs)
         model = resume.load_model(run.directory / "resume", env, state) if state else build(run, env)
-    except (resume.ResumeError, ValueError) as error:
-        print(f"error: {error.args[0] if error.args else error}", file=sys.stderr)
+    except (resume.ResumeError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     left = max(run.settings.timesteps - model.num_timesteps, 0)
     minutes = left / STEPS_PER_MINUTE + REPORT_MINUTES * len(run.models)
@@ -81,6 +83,15 @@ def main(argv: list[str] | None = None) -> int:
         f"mean time in system over that without speculation, unseen arrivals:\n{table(evaluation)}\nwritten: {run.out}"
     )
     return 0
+
+
+def _check_writable(out: Path) -> None:
+    """ValueError or OSError now rather than at the end of a training."""
+    if out.is_dir() or not out.name:
+        raise ValueError(f"--out is {str(out)!r}, a folder; allowed: a file to write")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=out.parent):
+        pass
 
 
 def _new(args: argparse.Namespace) -> Run:

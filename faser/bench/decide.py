@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from faser.checkpoints import SHIPPED_POLICY
 from faser.core import LOAD_FEATURES, MAX_DEPTH, REQUEST_FEATURES, Observation, Policy
 
 SIZES = (1, 16, 64, 256)
@@ -55,9 +56,7 @@ def time_decisions(policy: Policy, running: int, decisions: int, seed: int = 0) 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m faser.bench.decide", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--policy", type=Path, default=Path("checkpoints/ppo.pt"), help="policy file (default: %(default)s)"
-    )
+    parser.add_argument("--policy", type=Path, default=SHIPPED_POLICY, help="policy file (default: the shipped one)")
     parser.add_argument("--decisions", type=int, default=DECISIONS, help="decisions per size (default: %(default)s)")
     args = parser.parse_args(argv)
     if args.decisions < 1:

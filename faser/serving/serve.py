@@ -14,6 +14,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from faser.checkpoints import SHIPPED_POLICY
 from faser.controller import ControllerConfig
 from faser.core import MAX_DEPTH
 from faser.costs import known_profiles, load_profile
@@ -116,7 +117,7 @@ def configure(args: Namespace) -> None:
     depth = MAX_DEPTH if args.spec_tokens is None else args.spec_tokens
     if not 1 <= depth <= MAX_DEPTH:
         raise UsageError(f"--spec-tokens is {depth}; allowed: 1 to {MAX_DEPTH}")
-    name = args.model_tag or DEFAULT_MODEL
+    name = args.model_tag or _model_option(args) or DEFAULT_MODEL
     pair = resolve(name)
     settings = _settings(args, pair)
     make_policy(settings.policy, load_profile(settings.profile))  # refuses here, not in the engine
@@ -155,7 +156,7 @@ def _settings(args: Namespace, pair: Pair) -> Settings:
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
-    policy = args.policy or _shipped_policy()
+    policy = args.policy or str(SHIPPED_POLICY)
     return Settings(policy=policy, profile=str(profile), log=_log_file(args.faser_log), controller=controller)
 
 
@@ -169,17 +170,13 @@ def _log_file(path: str | None) -> str | None:
         raise UsageError(f"--faser-log {path!r} cannot be written: {error.strerror}") from None
 
 
-def _shipped_policy() -> str:
-    from importlib.resources import files
-
-    return str(files("faser.checkpoints") / "ppo.pt")
-
-
 def _refuse_conflicts(args: Namespace) -> None:
     if args.speculative_config is not None:
         raise UsageError("--policy and --speculative-config conflict: FASER decides; give the draft with --spec-model")
     if args.spec_method not in (None, "draft_model"):
         raise UsageError(f"--spec-method is {args.spec_method!r}; allowed: draft_model")
+    if not isinstance(args.additional_config or {}, dict):
+        raise UsageError(f"--additional-config is {args.additional_config!r}; allowed: a JSON object")
     if args.async_scheduling:
         raise UsageError("--async-scheduling conflicts with --policy: lengths are chosen once confidences are known")
     for flag, value, default in (
@@ -188,6 +185,11 @@ def _refuse_conflicts(args: Namespace) -> None:
     ):
         if value != default:
             raise UsageError(f"{flag} is {value!r}; FASER sets it")
+
+
+def _model_option(args: Namespace) -> str | None:
+    """vLLM's `--model`, if the user gave it."""
+    return None if args.model == build_parser().get_default("model") else str(args.model)
 
 
 def _set_defaults(args: Namespace, **defaults: Any) -> None:

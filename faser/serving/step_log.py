@@ -11,22 +11,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-FLUSH_EVERY = 100
-
 
 class StepLog:
-    """Appends to `path`, flushed every FLUSH_EVERY steps and at `close`."""
+    """Appends to `path`, line by line: an engine is often killed rather than closed, and its last steps matter most."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
-        self._unflushed = 0
+        self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def write(self, **fields: Any) -> None:
         self._file.write(json.dumps(fields, separators=(",", ":")) + "\n")
-        self._unflushed += 1
-        if self._unflushed >= FLUSH_EVERY:
-            self._file.flush()
-            self._unflushed = 0
 
     def close(self) -> None:
         self._file.close()
