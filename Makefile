@@ -16,7 +16,7 @@ SUPPORTED = import sys; v = "%d.%d" % sys.version_info[:2]; \
 	sys.exit(None if v in ("3.11", "3.12") else "set-up: " + sys.executable + " is Python " + v + "; 3.11 or 3.12 is needed")
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-STAMP := .venv/set-up-$(shell cat requirements.lock pyproject.toml | sha256sum | cut -c1-12)
+STAMP := .venv/set-up-$(shell cat requirements.lock pyproject.toml Makefile | sha256sum | cut -c1-12)
 BEGUN := .venv/set-up-begun
 
 help:
@@ -59,7 +59,7 @@ $(STAMP):
 	@echo "set-up: installing faser"
 	@$(PIP) install -q -q --no-deps --no-build-isolation --editable .
 	@mkdir -p .venv/types/faser
-	@for folder in envs policies kernels train; do ln -sfn ../../../$$folder .venv/types/faser/$$folder; done
+	@for folder in envs policies kernels train checkpoints; do ln -sfn ../../../$$folder .venv/types/faser/$$folder; done
 	@rm -f $$(ls -d .venv/set-up-* | grep -v $(BEGUN)); touch $@; rm $(BEGUN)
 	@echo "set-up: done"
 
