@@ -11,6 +11,8 @@ import socket
 import sys
 import tempfile
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +48,7 @@ class UsageError(ValueError):
 
 def main(argv: list[str]) -> int:
     """Run the server until it is stopped. Returns the exit status; 2 for a user's mistake."""
-    with tempfile.TemporaryDirectory(prefix="faser-metrics-") as counts:
-        _set_environment(counts)
+    with tempfile.TemporaryDirectory(prefix="faser-metrics-") as counts, _environment(counts):
         try:
             args = build_parser().parse_args(argv)
             configure(args)
@@ -216,9 +217,15 @@ def _check_port(args: Namespace) -> None:
             raise UsageError(f"--port {args.port} on host {args.host or 'all'} cannot be used: {error}") from None
 
 
-def _set_environment(counts: str) -> None:
+@contextmanager
+def _environment(counts: str) -> Iterator[None]:
     """What vLLM and prometheus_client read. counts: folder of `faser.serving.metrics`, of this server alone."""
-    os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", counts)
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # V1 is the runner whose draft model runs in CUDA graphs
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    theirs = os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", counts) != counts
+    try:
+        yield
+    finally:
+        if not theirs:  # the folder goes, and so must its name
+            del os.environ["PROMETHEUS_MULTIPROC_DIR"]
