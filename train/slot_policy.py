@@ -26,6 +26,8 @@ class SlotDistribution(Distribution):
         self.proba_distribution(logits, batch, slot_power)
 
     def proba_distribution_net(self, *_: Any, **__: Any) -> torch.nn.Module:
+        # Abstract in stable-baselines3, for distributions that make their own last layer. The Actor has ours, so nobody
+        # may call this.
         raise NotImplementedError("the network is `faser.train.network.Actor`")
 
     def proba_distribution(self, logits: Logits, batch: Batch, slot_power: float) -> Self:

@@ -13,6 +13,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+@cache  # its defaults are asked for too, and making it takes vLLM a while
 def build_parser() -> FlexibleArgumentParser:
     """vLLM's serve parser with the group FASER."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -195,9 +197,8 @@ def _model_option(args: Namespace) -> str | None:
 
 def _set_defaults(args: Namespace, **defaults: Any) -> None:
     """Set what the user did not: an argument that still has its parser's default."""
-    parser_defaults = build_parser()
     for name, value in defaults.items():
-        if getattr(args, name) == parser_defaults.get_default(name):
+        if getattr(args, name) == build_parser().get_default(name):
             setattr(args, name, value)
 
 
