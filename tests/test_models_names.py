@@ -53,9 +53,27 @@ def test_an_unknown_name_gets_the_known_ones_in_one_line(name: str) -> None:
     assert "\n" not in text
 
 
-def test_a_training_pair_is_not_served_and_says_what_to_pass() -> None:
-    with pytest.raises(ModelError, match=r"'llama2-13b' is known for training only.*meta-llama/Llama-2-13b-chat-hf$"):
-        prepare("llama2-13b")
+@pytest.mark.parametrize(
+    ("name", "size", "real"),
+    [("llama2-13b", 26, "meta-llama/Llama-2-13b-chat-hf"), ("mistral-7b", 15, "mistralai/Mistral-7B-Instruct-v0.3")],
+)
+def test_an_inflated_model_is_never_built_unasked(name: str, size: int, real: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as error:
+        prepare(name, cache=tmp_path / "cache")
+    said = str(error.value)
+    assert said.startswith(f"model {name!r} is not built (missing): it is SmolLM2 at that shape, {size} GB; ")
+    assert f"faser models prepare {name};" in said
+    assert said.endswith(real)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_inflated_models_share_the_draft_and_tape_of_smollm2(tmp_path: Path) -> None:
+    small = resolve("smollm2", cache=tmp_path)
+    for name in ("llama2-13b", "mistral-7b"):
+        pair = resolve(name, cache=tmp_path)
+        assert (pair.draft, pair.tape) == (small.draft, small.tape)
+        assert Path(pair.target).parent == tmp_path
+        assert f"-at-{name}-" in Path(pair.target).name
 
 
 def test_the_cache_directory_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,12 @@ Every matrix `W` is stored as int8 `W` and float32 `W.scale`: W = int8 * scale[:
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from faser.models.weights import write_safetensors
 
@@ -40,3 +40,16 @@ class Int8Draft:
         for name in SETTINGS:
             shutil.copyfile(self._directory / name, directory / name)
         write_safetensors(directory / "model.safetensors", self.shapes, self.tensors(), advance)
+
+
+def write_int8(directory: Path, weights: Mapping[str, NDArray[np.float32]]) -> None:
+    """Write WEIGHTS into `directory` from the float32 tensors of a Llama with tied embeddings."""
+    arrays: dict[str, NDArray[np.int8] | NDArray[np.float32]] = {}
+    for name, values in weights.items():
+        if values.ndim == 1:
+            arrays[name] = values
+            continue
+        scale = np.maximum(np.abs(values).max(1), 1e-12) / np.float32(127.0)
+        arrays[name] = np.rint(values / scale[:, None]).astype(np.int8)
+        arrays[f"{name}.scale"] = scale.astype(np.float32)
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, directory / WEIGHTS)

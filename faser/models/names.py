@@ -1,40 +1,60 @@
-"""From a name to a pair. A short name is ours; a directory or an `owner/model` id goes to vLLM untouched."""
+"""From a name to a pair. A short name is ours; a directory or an `owner/model` id goes to vLLM untouched.
+
+`llama2-13b` and `mistral-7b` stand for SmolLM2 inflated to those shapes, with SmolLM2's draft: step costs measured on
+the shape, text and acceptances of SmolLM2. They take many gigabytes, so nothing builds them unasked.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from faser.costs import StepCost, load_profile
 from faser.models import smollm2
-from faser.models.cache import default_cache
+from faser.models.cache import default_cache, fault
+from faser.models.match import refuse_tape
 from faser.models.pair import ModelError, Pair
+from faser.models.shapes import RECIPE, SHAPES, Shape
 from faser.tapes import Tape, load_tape
 
-TRAINING_ONLY = {
-    pair.name: pair
-    for pair in (
-        Pair("llama2-13b", "meta-llama/Llama-2-13b-chat-hf", None, "h200-llama2-13b", smollm2.TAPE),
-        Pair("mistral-7b", "mistralai/Mistral-7B-Instruct-v0.3", None, "h200-mistral-7b", smollm2.TAPE),
-    )
+VOCABULARY = 49152
+"""Of SmolLM2 and its draft; a test holds it against the model."""
+
+DRAFT_SHAPE = "tinyllama-1.1b"
+"""What the shipped draft can be inflated to; a key of SHAPES."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inflated:
+    """A name for SmolLM2 at a shape of the same name. real: a hub id of the model whose shape it is."""
+
+    profile: str
+    real: str
+
+
+INFLATED = {
+    "llama2-13b": Inflated("h200-llama2-13b", "meta-llama/Llama-2-13b-chat-hf"),
+    "mistral-7b": Inflated("h200-mistral-7b", "mistralai/Mistral-7B-Instruct-v0.3"),
 }
-"""Pairs whose step costs were measured, so that policies can be trained for them, but whose weights are not in the
-release. They share SmolLM2's tape: their text and acceptances stand in for those of the real models."""
 
 
 def known_models() -> list[str]:
     """Short names that `resolve` takes."""
-    return sorted([smollm2.NAME, *TRAINING_ONLY])
+    return sorted([smollm2.NAME, *INFLATED])
 
 
 def resolve(name_or_path: str, *, cache: Path | None = None) -> Pair:
-    """The pair behind a name. Builds nothing: the directories of `smollm2` in `cache` need not exist yet.
+    """The pair behind a name. Builds nothing: the directories of a short name in `cache` need not exist yet.
 
     An existing directory, and anything with a "/", is taken as vLLM takes it. ModelError: an unknown short name.
     """
-    if name_or_path == smollm2.NAME:
-        return smollm2.pair(cache or default_cache())
-    if name_or_path in TRAINING_ONLY:
-        return TRAINING_ONLY[name_or_path]
+    if name_or_path in known_models():
+        small = smollm2.pair(cache or default_cache())
+        if name_or_path == smollm2.NAME:
+            return small
+        target = inflated(Path(small.target), SHAPES[name_or_path])
+        return Pair(name_or_path, target, small.draft, INFLATED[name_or_path].profile, small.tape)
     if name_or_path.startswith(("/", "./", "../", "~")) and not Path(name_or_path).is_dir():
         raise ModelError(f"model directory {name_or_path!r} does not exist")
     if "/" in name_or_path or (name_or_path and Path(name_or_path).is_dir()):
@@ -43,14 +63,28 @@ def resolve(name_or_path: str, *, cache: Path | None = None) -> Pair:
     raise ModelError(f"model {name_or_path!r} is unknown; known: {known}, a directory, or an owner/model id")
 
 
+def inflated(source: Path, shape: Shape) -> Path:
+    """Where `source`, a directory of the cache, is or will be at `shape`: beside it, under a name that says so.
+
+    The name holds a hash of all that the weights depend on; the source's own name holds one of what it was made from.
+    """
+    key = hashlib.sha256("\n".join((RECIPE, source.name, *map(str, astuple(shape)))).encode()).hexdigest()[:12]
+    return source.with_name(f"{source.name.rpartition('-')[0]}-at-{shape.name}-{key}")
+
+
 def measured(name: str) -> tuple[StepCost, Tape]:
-    """Step costs and recorded acceptances of a pair: what a policy is trained on. ModelError: unknown name."""
+    """Step costs and recorded acceptances of a pair: what a policy is trained on.
+
+    ModelError: unknown name. TapeError: the tape is damaged, or of other models than those in the cache.
+    """
     if name not in known_models():
         raise ModelError(f"pair is {name!r}; allowed: {', '.join(known_models())}")
     pair = resolve(name)
     assert pair.profile is not None
     assert pair.tape is not None
-    return load_profile(pair.profile), load_tape(pair.tape)
+    tape, small = load_tape(pair.tape), smollm2.pair(default_cache())
+    refuse_tape(tape, pair.tape, small.target, small.draft)  # an inflated target's function is the small one's
+    return load_profile(pair.profile), tape
 
 
 def prepare(
@@ -63,16 +97,31 @@ def prepare(
     """The pair behind a name, ready to be served: `smollm2` is built in `cache` if it is not there whole.
 
     cache: None is `default_cache()`. progress: a bar on stderr while building. verify: check every cached file by its
-    hash (a second), not by its size only, and build again what is altered.
-    ModelError: unknown name, a pair without weights here, no disk space, a cache that cannot be written, a missing or
-    altered source.
+    hash (a second for `smollm2`), not by its size only, and build `smollm2` again where it is altered.
+    ModelError: unknown name, an inflated model that is not built, no disk space, a cache that cannot be written, a
+    missing or altered source.
     """
-    if name_or_path == smollm2.NAME:
-        return smollm2.prepare(cache or default_cache(), progress=progress, verify=verify)
-    if name_or_path in TRAINING_ONLY:
-        weights = TRAINING_ONLY[name_or_path].target
+    cache = cache or default_cache()
+    pair = resolve(name_or_path, cache=cache)
+    if name_or_path in INFLATED:
+        _refuse_unbuilt(pair, verify)
+    if name_or_path in known_models():
+        smollm2.prepare(cache, progress=progress, verify=verify)
+    return pair
+
+
+def gigabytes(name: str) -> float:
+    """About how much disk a short name's target takes, and for `smollm2` its draft; 10^9 bytes."""
+    if name == smollm2.NAME:
+        return (smollm2.TARGET_BYTES + smollm2.DRAFT_BYTES) / 1e9
+    return 2 * SHAPES[name].parameters(VOCABULARY) / 1e9
+
+
+def _refuse_unbuilt(pair: Pair, verify: bool) -> None:
+    reason = fault(Path(pair.target), verify=verify)
+    if reason is not None:
         raise ModelError(
-            f"model {name_or_path!r} is known for training only, its weights are not in this release; "
-            f"to serve it, pass their directory or hub id, such as {weights}"
+            f"model {pair.name!r} is not built ({reason}): it is SmolLM2 at that shape, {gigabytes(pair.name):.0f} GB; "
+            f"build it with: faser models prepare {pair.name}; "
+            f"the real one is served by its directory or hub id, such as {INFLATED[pair.name].real}"
         )
-    return resolve(name_or_path)
