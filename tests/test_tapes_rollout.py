@@ -1,9 +1,8 @@
-"""The rollout from all positions at once equals the plain one, position by position."""
+"""The rollout from all positions of many texts at once equals the plain one; early ranks equal counted ones."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,27 +12,32 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from faser.core import MAX_DEPTH  # noqa: E402
-from faser.tapes import TapeError  # noqa: E402
-from faser.tapes.prompts import read_prompts  # noqa: E402
-from faser.tapes.recorder import generate, main, record  # noqa: E402
-from faser.tapes.rollout import rollout  # noqa: E402
+from faser.tapes import rollout as rollout_module  # noqa: E402
+from faser.tapes.early_exit import default_layers, early_ranks  # noqa: E402
+from faser.tapes.rollout import Texts, rollout  # noqa: E402
 
-VOCABULARY, END = 96, 2
+VOCABULARY = 400
 
 
-def tiny(seed: int) -> Any:
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """For models this small two threads mostly wait for each other, for seconds on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def tiny(seed: int, layers: int = 2) -> Any:
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         initializer_range=0.5,  # wide, so that the argmax depends on the whole context
-        eos_token_id=END,
-        bos_token_id=1,
-        pad_token_id=END,
     )
     return transformers.LlamaForCausalLM(config).eval()
 
@@ -48,78 +52,53 @@ def naive(model: Any, prefix: list[int], depth: int) -> tuple[list[int], list[fl
     return text[len(prefix) :], confidence
 
 
-@pytest.mark.parametrize("start", [1, 6])
-def test_it_equals_a_naive_rollout_of_every_prefix(start: int) -> None:
+def some_texts(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+
+
+@pytest.fixture(params=[1 << 25, 3 * VOCABULARY], ids=["one chunk", "many chunks"])
+def chunked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_module, "CHUNK", request.param)
+
+
+@pytest.mark.usefixtures("chunked")
+def test_it_equals_a_naive_rollout_of_every_prefix_of_every_text() -> None:
     model = tiny(0)
-    tokens = torch.randint(3, VOCABULARY, (14,), generator=torch.Generator().manual_seed(1))
-    drafted, confidence = rollout(model, tokens, start)
-    assert drafted.shape == confidence.shape == (14 - start, MAX_DEPTH)
-    plain = [naive(model, tokens[: start + t].tolist(), MAX_DEPTH) for t in range(14 - start)]
+    texts, start = some_texts(14, 9, 11, 3), [6, 1, 10, 2]
+    drafted, confidence = rollout(model, Texts.of(texts, start))
+    prefixes = [text[:t] for text, first in zip(texts, start, strict=True) for t in range(first, len(text))]
+    assert drafted.shape == confidence.shape == (len(prefixes), MAX_DEPTH)
+    plain = [naive(model, prefix, MAX_DEPTH) for prefix in prefixes]
     assert drafted.tolist() == [p[0] for p in plain]
-    assert len({tuple(row) for row in drafted.tolist()}) > 3  # or the comparison would show nothing
+    assert len({tuple(row) for row in drafted.tolist()}) > 10  # or the comparison would show nothing
     np.testing.assert_allclose(confidence.numpy(), [p[1] for p in plain], rtol=1e-4, atol=1e-6)
 
 
-def test_a_start_outside_the_text_is_an_error() -> None:
+@pytest.mark.usefixtures("chunked")
+def test_early_ranks_count_the_tokens_that_an_early_layer_finds_more_likely() -> None:
+    model = tiny(5, layers=6)
+    texts, start = some_texts(14, 9, 11), [6, 1, 10]
+    drafted = torch.tensor([t for text, first in zip(texts, start, strict=True) for t in text[first:]]).flip(0)
+    ranks = early_ranks(model, Texts.of(texts, start), drafted, (1, 3, 4))
+    expected = []
+    for text, first in zip(texts, start, strict=True):
+        with torch.inference_mode():
+            states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
+            for t in range(first, len(text)):
+                logits = [model.lm_head(model.model.norm(states[layer][0, t - 1])) for layer in (1, 3, 4)]
+                token = int(drafted[len(expected)])
+                expected.append([min(int((of > of[token]).sum()), 255) for of in logits])
+    assert ranks.dtype == torch.uint8
+    assert ranks.tolist() == expected
+    assert {0 < r < 255 for row in expected for r in row} == {True, False}  # some of them at the bound, most not
+
+
+@pytest.mark.parametrize(("depth", "layers"), [(30, (10, 15, 20)), (2, (1,)), (1, ()), (40, (13, 20, 26))])
+def test_early_layers_lie_inside_the_model(depth: int, layers: tuple[int, ...]) -> None:
+    assert default_layers(depth) == layers
+
+
+def test_a_start_outside_its_text_is_an_error() -> None:
     with pytest.raises(ValueError, match="start is 5; allowed: 1 to 4"):
-        rollout(tiny(0), torch.arange(3, 8), 5)
-
-
-PROMPTS = [[5, 9, 11], [7, 4, 3, 8, 30, 31, 12], [20], [40, 41, 42, 43]]
-
-
-def test_batched_outputs_are_those_of_one_prompt_at_a_time() -> None:
-    model = tiny(2)
-    outputs = generate(model, PROMPTS, max_tokens=12, batch=3)
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
-        expected, _ = naive(model, prompt, 12)
-        if END in expected:
-            expected = expected[: expected.index(END) + 1]
-        assert output == expected
-
-
-def test_a_model_that_drafts_for_itself_is_always_right() -> None:
-    model = tiny(2)
-    tape = record(model, model, PROMPTS, ["a", "b", "a", "b"], max_tokens=12, batch=2, source="self")
-    assert tape.match.all()
-    assert tape.prompt_tokens.tolist() == [3, 7, 1, 4]
-    assert tape.acceptance() == {"a": 1.0, "b": 1.0}
-    other = record(model, tiny(3), PROMPTS, ["a"] * 4, max_tokens=12, batch=2, source="another")
-    assert other.match.mean() < 0.5
-
-
-def test_bad_prompt_files_name_the_line(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    good = json.dumps({"domain": "a", "prompt": "b"})
-    for line in ("{", "[1]", '{"domain": "a"}', '{"domain": "a", "prompt": ""}', '{"domain": 1, "prompt": "b"}'):
-        path.write_text(f"{good}\n{line}\n")
-        with pytest.raises(TapeError, match="line 2"):
-            read_prompts(path)
-    path.write_text("\n")
-    with pytest.raises(TapeError, match="holds no prompts"):
-        read_prompts(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (["--target", "nowhere"], "--target: nowhere is not a folder"),
-        (["--out", "nowhere/t.npz"], "--out: nowhere is not a folder"),
-        (["--max-tokens", "0"], "--max-tokens is 0; allowed: 1 or more"),
-        ([], "p.jsonl"),
-    ],
-)
-def test_the_command_refuses_what_it_cannot_do_before_it_starts(
-    change: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    here = str(tmp_path)
-    good = ["--target", here, "--draft", here, "--prompts", f"{here}/p.jsonl", "--out", f"{here}/t.npz"]
-    monkeypatch.setattr("sys.argv", ["recorder", *good, *change])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert says in capsys.readouterr().err + str(ended.value)
-    assert not list(tmp_path.iterdir())
+        Texts.of(some_texts(8, 5), [5, 5])

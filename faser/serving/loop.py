@@ -46,6 +46,8 @@ class SpeculationLoop:
         self._free = list(range(2 * capacity))
         self._rows: dict[str, int] = {}  # request id -> row of the step under way
         self._slots: Ints = np.zeros(0, np.int64)
+        self._generated: list[int] = []  # output tokens of each row, and context tokens of all, as the step began:
+        self._context = 0  # a slot may have a new request before the step is accounted for
         self._depth = 0
         self._waiting = 0
         self._outcome: StepOutcome | None = None
@@ -74,6 +76,8 @@ class SpeculationLoop:
         decision = self.controller.decide(observation)
         self.metrics.count_decision(self.controller.tally)
         self._rows = {row.request_id: i for i, row in enumerate(rows)}
+        self._generated = [row.generated for row in rows]
+        self._context = sum(row.context for row in rows)
         self._depth, self._waiting = decision.draft_depth, waiting
         return decision
 
@@ -131,10 +135,12 @@ class SpeculationLoop:
                 running=len(outcome.verified),
                 waiting=self._waiting,
                 prefill=outcome.prefill_tokens,
-                context=int(self._table.context[self._slots].sum()),
+                context=self._context,
                 depth=outcome.draft_depth,
                 verified=outcome.verified.tolist(),
                 accepted=outcome.accepted.tolist(),
+                request=[*self._rows],
+                generated=self._generated,
             )
 
     def _slot_of(self, row: Row) -> int:

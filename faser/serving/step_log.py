@@ -1,8 +1,9 @@
 """The step log: one JSON line for each engine step, for those who ask for it (`--faser-log FILE`).
 
 Fields: t (s since the epoch, step's start), ms, running, waiting, prefill (prompt tokens computed), context
-(tokens, summed over requests), depth, verified and accepted (per request-step, [N]). Enough to see what a policy
-did and to fit step costs.
+(tokens, summed over requests), depth; and per request-step, [N]: verified, accepted, request (vLLM's own id), generated
+(its output tokens before the step). Enough to see what a policy did, to fit step costs, and to hold a server against a
+tape, position by position.
 """
 
 from __future__ import annotations

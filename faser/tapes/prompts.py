@@ -1,26 +1,48 @@
-"""Prompt files: lines of {"domain": ..., "prompt": ...}, the same for recording tapes and for benchmarks."""
+"""Prompt files: lines of {"domain": ..., "prompt": ..., "max_tokens": ...}, the last one optional."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from faser.tapes.tape import TapeError
 
+PROMPTS = Path(__file__).with_name("prompts.jsonl")
+"""The shipped ones: 1,000 of five domains, written for this project."""
 
-def read_prompts(path: Path) -> list[tuple[str, str]]:
-    """(domain, prompt) of each line of a .jsonl file. TapeError names the line that is wrong."""
-    pairs = []
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One user message, its domain, and the longest answer that it asks for (None: it does not say)."""
+
+    domain: str
+    text: str
+    max_tokens: int | None = None
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """The prompts of a .jsonl file. TapeError names the line that is wrong. OSError: no such file."""
+    prompts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            data = json.loads(line)
-            pairs.append((data["domain"], data["prompt"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise TapeError(f"{path}, line {number}: needs 'domain' and 'prompt' ({error!r})") from None
-        if not all(isinstance(text, str) and text for text in pairs[-1]):
-            raise TapeError(f"{path}, line {number}: domain and prompt must be text, not empty")
-    if not pairs:
+        if line.strip():
+            try:
+                prompts.append(_prompt(json.loads(line)))
+            except TapeError as error:
+                raise TapeError(f"{path}, line {number}: {error}") from None
+            except (ValueError, KeyError, TypeError) as error:
+                raise TapeError(f"{path}, line {number}: needs 'domain' and 'prompt' ({error!r})") from None
+    if not prompts:
         raise TapeError(f"{path} holds no prompts")
-    return pairs
+    return prompts
+
+
+def _prompt(data: Any) -> Prompt:
+    prompt = Prompt(data["domain"], data["prompt"], data.get("max_tokens"))
+    if not all(isinstance(text, str) and text for text in (prompt.domain, prompt.text)):
+        raise TapeError("domain and prompt must be text, not empty")
+    limit = prompt.max_tokens
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise TapeError(f"max_tokens is {limit!r}; allowed: a whole number from 1 on")
+    return prompt

@@ -1,137 +1,238 @@
-"""Record a tape: `python -m faser.tapes.recorder --target DIR --draft DIR --prompts FILE.jsonl --out FILE.npz`.
+"""Record a tape: `faser record --target DIR --draft DIR --prompts FILE --out FILE.tape`.
 
-One decision: the target writes its greedy outputs once, in batches; what the draft would have proposed is computed
-afterwards from the finished texts (`rollout`), so one recording serves every speculation policy. torch and transformers
-are imported only once there is something to record.
+One decision: the target writes its outputs once, in batches; what the draft would have proposed, and what the target's
+early layers think of it, is computed afterwards from the finished texts. So one recording serves every speculation
+policy. torch and transformers are imported only once there is something to record.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from faser.core import MAX_DEPTH
-from faser.tapes.prompts import read_prompts
-from faser.tapes.tape import Tape, TapeError
+from faser.models.fingerprint import function
+from faser.models.pair import ModelError
+from faser.tapes.prompts import Prompt, read_prompts
+from faser.tapes.tape import PACKED, PLAIN, Tape, TapeError
+
+if TYPE_CHECKING:
+    import torch
+
+    from faser.tapes.generation import Request
 
 DTYPES = ("float32", "bfloat16")
+BATCH = {"cpu": 16, "cuda": 256}
+"""Prompts generated at once, where the user does not say."""
 
 
-def generate(model: Any, prompts: list[list[int]], max_tokens: int, batch: int) -> list[list[int]]:
-    """Greedy outputs of `prompts` (token ids), each up to and with its end token, or `max_tokens` long.
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
 
-    Batches are left-padded and of similar prompt lengths.
-    """
-    import torch
-
-    ends = model.generation_config.eos_token_id
-    ends = set(ends) if isinstance(ends, list) else {ends}
-    pad = min(ends)
-    outputs: list[list[int]] = [[] for _ in prompts]
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    started, written = time.monotonic(), 0
-    for at in range(0, len(order), batch):
-        chosen = order[at : at + batch]
-        width = max(len(prompts[i]) for i in chosen)
-        ids = torch.tensor([[pad] * (width - len(prompts[i])) + prompts[i] for i in chosen])
-        mask = torch.tensor([[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in chosen])
-        made = model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, pad_token_id=pad
-        )
-        for i, row in zip(chosen, made[:, width:].tolist(), strict=True):
-            stop = next((t + 1 for t, token in enumerate(row) if token in ends), len(row))
-            outputs[i] = row[:stop]
-            written += stop
-        rate = written / (time.monotonic() - started)
-        print(f"target: {at + len(chosen)} of {len(prompts)} outputs, {rate:.0f} tokens/s", file=sys.stderr)
-    return outputs
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
 
 
-def record(
-    target: Any, draft: Any, prompts: list[list[int]], domains: list[str], *, max_tokens: int, batch: int, source: str
-) -> Tape:
-    """The tape of two Hugging Face causal models with one vocabulary, over `prompts` (token ids) and their domains."""
-    import torch
-
-    from faser.tapes.rollout import rollout
-
-    outputs = generate(target, prompts, max_tokens, batch)
-    match, confidence = [], []
-    for prompt, output in zip(prompts, outputs, strict=True):
-        drafted, chance = rollout(draft, torch.tensor(prompt + output), len(prompt))
-        match.append(drafted[:, 0].numpy() == np.array(output))
-        confidence.append(np.rint(255.0 * chance.numpy()).astype(np.uint8))
-    names = tuple(dict.fromkeys(domains))
-    return Tape(
-        domains=names,
-        domain=np.array([names.index(d) for d in domains], np.uint8),
-        prompt_tokens=np.array([len(p) for p in prompts], np.int32),
-        output_tokens=np.array([len(o) for o in outputs], np.int32),
-        max_tokens=np.full(len(prompts), max_tokens, np.int32),
-        match=np.concatenate(match),
-        confidence=np.concatenate(confidence),
-        source=source,
+def build_parser() -> argparse.ArgumentParser:
+    """The command's flags."""
+    parser = _Parser(prog="faser record", description="Record acceptances of a draft on a target's outputs.")
+    add = parser.add_argument
+    add("--target", required=True, type=Path, metavar="DIR", help="Hugging Face directory of the target")
+    add("--draft", required=True, type=Path, metavar="DIR", help="Hugging Face directory of the draft")
+    add("--prompts", required=True, type=Path, metavar="FILE", help='lines of {"domain": ..., "prompt": ...}')
+    add("--out", required=True, type=Path, metavar="FILE", help=f"tape to write: NAME{PLAIN} or NAME{PACKED}")
+    add("--temperature", nargs="+", type=float, default=[0.0], metavar="T", help="each prompt once at each (default 0)")
+    add(
+        "--max-tokens",
+        nargs=2,
+        type=int,
+        default=[64, 384],
+        metavar=("LOW", "HIGH"),
+        help="longest output, drawn for each request whose prompt does not say (default 64 384)",
     )
+    add("--layers", nargs="+", type=int, metavar="L", help="layers of the pruning signal (default 1/3, 1/2, 2/3)")
+    add("--device", default="cpu", help="cpu (default), cuda or cuda:N")
+    add("--dtype", choices=DTYPES, default="float32", help="of both models (default float32, the exact one)")
+    add("--batch", type=int, help=f"prompts generated at once (default {BATCH['cpu']}, on cuda {BATCH['cuda']})")
+    add("--seed", type=int, default=0, help="of sampling and of the limits drawn (default 0)")
+    return parser
 
 
-def report(tape: Tape) -> str:
-    """A few lines on what was recorded."""
-    lines = [f"{len(tape)} requests, {len(tape.match)} tokens; share of positions where the draft is right:"]
-    lines += [f"  {name:<12} {rate:.3f}" for name, rate in tape.acceptance().items()]
-    lines.append(f"  {'all':<12} {tape.match.mean():.3f}")
-    lines.append(f"mean run of matches, cut at {MAX_DEPTH}: {np.minimum(tape.run_lengths, MAX_DEPTH).mean():.3f}")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m faser.tapes.recorder", description=__doc__)
-    parser.add_argument("--target", required=True, type=Path, help="Hugging Face directory of the target")
-    parser.add_argument("--draft", required=True, type=Path, help="Hugging Face directory of the draft")
-    parser.add_argument("--prompts", required=True, type=Path, help='lines of {"domain": ..., "prompt": ...}')
-    parser.add_argument("--out", required=True, type=Path, help="tape to write (.npz)")
-    parser.add_argument("--max-tokens", type=int, default=256, help="longest output (default 256)")
-    parser.add_argument("--batch", type=int, default=16, help="prompts generated at once (default 16)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of both models (default float32)")
-    args = parser.parse_args()
-    for name in ("max_tokens", "batch"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; allowed: 1 or more")
-    for name, folder in (("target", args.target), ("draft", args.draft), ("out", args.out.parent)):
-        if not folder.is_dir():
-            parser.error(f"--{name}: {folder} is not a folder")
+def main(argv: list[str]) -> int:
+    """The command; returns the exit status, 2 for a user's mistake."""
+    args = build_parser().parse_args(argv)
     try:
-        tape = _record_files(args)
-    except (TapeError, OSError) as error:
-        sys.exit(f"error: {error}")
-    tape.save(args.out)
+        _check(args)
+        tape = _record(args)
+        tape.save(args.out)
+    except (TapeError, ModelError) as error:
+        print(f"faser record: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"faser record: {error.strerror or error}: {error.filename}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("faser record: interrupted, nothing was written", file=sys.stderr)
+        return 130
+    from faser.tapes.recording import report  # there by now
+
     print(report(tape))
+    return 0
 
 
-def _record_files(args: argparse.Namespace) -> Tape:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def _check(args: argparse.Namespace) -> None:
+    """TapeError for what can be known before a model is loaded."""
+    low, high = args.max_tokens
+    if not 1 <= low <= high:
+        raise TapeError(f"--max-tokens is {low} {high}; allowed: LOW from 1 on, HIGH from LOW on")
+    if args.batch is not None and args.batch < 1:
+        raise TapeError(f"--batch is {args.batch}; allowed: 1 or more")
+    for temperature in args.temperature:
+        if not 0.0 <= temperature <= 2.0:
+            raise TapeError(f"--temperature is {temperature:g}; allowed: 0 to 2")
+    if len(set(args.temperature)) < len(args.temperature):
+        raise TapeError("--temperature names the same one twice")
+    if not args.out.parent.is_dir():
+        raise TapeError(f"--out is {args.out}; there is no folder {args.out.parent}")
+    if not args.out.name.endswith((PLAIN, PACKED)):
+        raise TapeError(f"--out is {args.out}; allowed: NAME{PLAIN} or NAME{PACKED}")
+    sizes = [_vocabulary(name, getattr(args, name)) for name in ("target", "draft")]
+    if sizes[0] != sizes[1]:
+        raise TapeError(f"vocabularies differ: --target has {sizes[0]} tokens, --draft has {sizes[1]}")
 
-    pairs = read_prompts(args.prompts)
-    tokenizer: Any = AutoTokenizer.from_pretrained(args.target)
-    chats = [[{"role": "user", "content": text}] for _, text in pairs]
-    prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
-    target, draft = (AutoModelForCausalLM.from_pretrained(path, dtype=args.dtype) for path in (args.target, args.draft))
-    if target.config.vocab_size != draft.config.vocab_size:
+
+def _vocabulary(name: str, directory: Path) -> int:
+    """Size of the vocabulary of a model directory. TapeError: it is none."""
+    try:
+        return int(json.loads((directory / "config.json").read_text("utf-8"))["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError):
         raise TapeError(
-            f"vocabularies differ: target {target.config.vocab_size}, draft {draft.config.vocab_size} tokens"
-        )
+            f"--{name} is {directory}; that is no model directory: no config.json with a vocab_size"
+        ) from None
+
+
+def _record(args: argparse.Namespace) -> Tape:
+    """Load the models, record, and say whose tape it is."""
+    import torch
+
+    from faser.tapes.recording import record
+
+    marks = function(args.target), function(args.draft)
+    prompts = read_prompts(args.prompts)
+    device = _device(args.device)
+    tokenizer = _tokenizer(args.target, args.draft)
+    target, draft = (_model(name, getattr(args, name), args.dtype, device) for name in ("target", "draft"))
+    requests = _requests(prompts, tokenizer, args, target.config.max_position_embeddings)
+    layers = _layers(args.layers, target.config.num_hidden_layers)
+    how = " and ".join(f"{t:g}" for t in args.temperature)
     source = (
-        f"{args.target.name} with draft {args.draft.name}, greedy, {args.dtype}, {args.prompts.name}, "
-        f"at most {args.max_tokens} tokens"
+        f"{args.target.name} with draft {args.draft.name}, {args.prompts.name}, temperature {how}, {args.dtype} on "
+        f"{device.type}, limits {args.max_tokens[0]} to {args.max_tokens[1]} tokens, seed {args.seed}"
     )
-    domains = [domain for domain, _ in pairs]
-    return record(target, draft, prompts, domains, max_tokens=args.max_tokens, batch=args.batch, source=source)
+    batch = args.batch or BATCH[device.type]
+    try:
+        tape = record(target, draft, requests, layers=layers, batch=batch, seed=args.seed, source=source)
+    except torch.OutOfMemoryError:
+        raise TapeError(f"--batch is {batch}: more than the memory of {device} holds; a smaller one may do") from None
+    return replace(tape, target=marks[0], draft=marks[1])
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    allowed = [*BATCH][: 1 + torch.cuda.is_available()]
+    try:
+        device = torch.device(name)
+        if device.type not in allowed or (device.index or 0) >= max(torch.cuda.device_count(), 1):
+            raise RuntimeError
+    except RuntimeError:
+        raise TapeError(f"--device is {name!r}; allowed here: {', '.join(allowed)}") from None
+    torch.set_float32_matmul_precision("highest")  # no TF32: float32 is promised to be exact
+    torch.backends.cudnn.allow_tf32 = False
+    return device
+
+
+def _tokenizer(target: Path, draft: Path) -> Any:
+    """The target's tokenizer. TapeError: the draft numbers tokens differently, if it says how it does."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(target)
+        if (draft / "tokenizer.json").is_file():
+            other: Any = AutoTokenizer.from_pretrained(draft)
+            if other.get_vocab() != tokenizer.get_vocab():
+                raise TapeError(
+                    f"vocabularies differ: the tokenizers of {target} and {draft} number tokens differently"
+                )
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, TapeError):
+            raise
+        raise TapeError(f"a tokenizer cannot be loaded: {_line(error)}") from None
+    return tokenizer
+
+
+def _model(name: str, directory: Path, dtype: str, device: torch.device) -> Any:
+    """A Llama-like causal model whose logits are its output head over its last hidden states. TapeError: not so."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+        model.to(device)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise TapeError(f"--{name} {directory} cannot be loaded: {_line(error)}") from None
+    base, kind = model.base_model, type(model).__name__
+    ids = torch.arange(8, device=device)[None]
+    with torch.inference_mode():
+        logits = model(input_ids=ids).logits
+        plain = model.get_output_embeddings()(base(input_ids=ids).last_hidden_state)
+    if not (hasattr(base, "layers") and hasattr(base, "norm") and torch.allclose(logits, plain, rtol=0.01, atol=0.01)):
+        raise TapeError(f"--{name} {directory} is a {kind}; allowed: models laid out as Llama is")
+    return model
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _requests(prompts: Sequence[Prompt], tokenizer: Any, args: argparse.Namespace, longest: int) -> list[Request]:
+    """Each prompt at each temperature, temperature after temperature: `Tape.split` relies on that order."""
+    from faser.tapes.generation import Request
+
+    if tokenizer.chat_template is None:
+        ids = tokenizer([p.text for p in prompts])["input_ids"]
+    else:
+        chats = [[{"role": "user", "content": p.text}] for p in prompts]
+        ids = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
+    low, high = args.max_tokens
+    drawn = np.random.default_rng(args.seed).integers(low, high + 1, (len(args.temperature), len(prompts))).tolist()
+    requests = []
+    for temperature, limits in zip(args.temperature, drawn, strict=True):
+        for prompt, tokens, limit in zip(prompts, ids, limits, strict=True):
+            limit = prompt.max_tokens or limit
+            if len(tokens) + limit > longest:
+                raise TapeError(
+                    f"prompt {prompt.text[:40]!r} of {len(tokens)} tokens and its {limit} of output exceed the "
+                    f"{longest} that the target can read"
+                )
+            requests.append(Request(prompt.domain, tokens, temperature, limit))
+    return requests
+
+
+def _layers(asked: list[int] | None, depth: int) -> tuple[int, ...]:
+    from faser.tapes.early_exit import default_layers
+
+    layers = default_layers(depth) if asked is None else tuple(sorted(set(asked)))
+    if not all(1 <= layer < depth for layer in layers):
+        raise TapeError(f"--layers is {' '.join(map(str, layers))}; allowed: 1 to {depth - 1}")
+    return layers
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -1,53 +1,71 @@
-"""`Tape`: recorded requests, flat over all their output positions, and its file format.
+"""`Tape`: recorded requests, flat over all their output positions.
 
-A file is one versioned .npz of plain arrays (never a pickle) with a sha256 over them, checked on loading.
+One decision: what a request's acceptance depends on is one row per output position, so that a simulator indexes arrays
+and never walks texts. The file is a safetensors file (`faser.tapes.mapped`), its arrays mapped where they lie.
 """
 
 from __future__ import annotations
 
-import hashlib
-import zipfile
-from dataclasses import dataclass
+import json
+import lzma
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from faser.core import MAX_DEPTH, Floats, Ints
+from faser.tapes.mapped import MappedError, open_mapped, to_bytes, write_whole
 
-VERSION = 1
-TAPES = Path(__file__).parent
+FORMAT, VERSION = "faser-tape", "2"
+PLAIN, PACKED = ".tape", ".tape.xz"
+"""Endings of a tape that is mapped where it lies, and of a compressed one."""
+
 PARTS = ("all", "train", "eval")
 _ARRAYS = {
-    "domains": "U",
     "domain": "u1",
     "prompt_tokens": "i4",
     "output_tokens": "i4",
     "max_tokens": "i4",
+    "temperature": "f4",
     "match": "u1",
     "confidence": "u1",
-    "source": "U",
+    "rank": "u1",
+    "tokens": "u2 u4",
 }
-"""Arrays of a file and their dtypes; `match` is bit-packed there."""
+"""Arrays of a file and the dtypes that they may have; `match` is bit-packed there."""
+
+_TEXTS = ("source", "target", "draft")
+_METADATA = {"format", "version", "domains", "layers", "vocabulary", *_TEXTS}
+E = TypeVar("E")
 
 
 class TapeError(ValueError):
-    """A tape that cannot be used, in one line."""
+    """A tape that cannot be used or made, in one line."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tape:
     """R recorded requests with T output positions in all, request after request.
 
     domains: names; domain: [R] uint8, index into them.
     prompt_tokens, output_tokens: [R] int32, lengths; outputs that ended by themselves include the end token.
     max_tokens: [R] int32, the limit that the request ran under (what a server knows of its output length).
+    temperature: [R] float32, of the target; 0, or left out: greedy. Drafting is greedy at any temperature.
     match: [T] bool, the draft's greedy token after the true text before position t is the target's token t.
     confidence: [T, K] uint8, 255 x the largest softmax probability at the j-th token of the draft's own greedy
         continuation from position t. Up to the first mismatch that continuation is the target's text.
+    rank: [T, L] uint8, an early exit's view of the draft's first token at position t: how many tokens the target's
+        layer `layers[l]` holds more likely (its hidden state through the final norm and the output head), at most 255.
+        [T, L] is enough for drafts of any length: up to its first mismatch, a draft's token j at position t IS the
+        first token at t + j; what comes after that mismatch is rejected whatever its rank.
+    tokens: [sum(prompt + output)] uint16, or uint32 for a large vocabulary: each request's prompt, then its output.
+    layers: [L] how many of the target's layers have run. vocabulary: its size.
+    target, draft: fingerprints of the weights (`faser.models.fingerprint`), the target's of its function.
     source: how it was made, for people.
+    Where nothing was recorded, `tokens` is empty, L is 0, `vocabulary` is 0 and fingerprints are "".
     """
 
     domains: tuple[str, ...]
@@ -58,21 +76,39 @@ class Tape:
     match: NDArray[np.bool_]
     confidence: NDArray[np.uint8]
     source: str
+    temperature: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    rank: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
+    tokens: NDArray[np.unsignedinteger[Any]] = field(default_factory=lambda: np.zeros(0, np.uint16))
+    layers: tuple[int, ...] = ()
+    vocabulary: int = 0
+    target: str = ""
+    draft: str = ""
 
     def __post_init__(self) -> None:
         requests, positions = len(self.output_tokens), int(self.output_tokens.sum())
-        for name in ("domain", "prompt_tokens", "max_tokens"):
+        if not requests:
+            raise TapeError("a tape needs at least 1 request")
+        if not self.temperature.size:
+            object.__setattr__(self, "temperature", np.zeros(requests, np.float32))
+        if not self.rank.size and not self.layers:
+            object.__setattr__(self, "rank", np.zeros((positions, 0), np.uint8))
+        for name in ("domain", "prompt_tokens", "max_tokens", "temperature"):
             _expect(name, getattr(self, name).shape, (requests,))
         _expect("match", self.match.shape, (positions,))
         _expect("confidence", self.confidence.shape, (positions, MAX_DEPTH))
-        if not requests:
-            raise TapeError("a tape needs at least 1 request")
+        _expect("rank", self.rank.shape, (positions, len(self.layers)))
         if self.prompt_tokens.min() < 1 or self.output_tokens.min() < 1:
             raise TapeError("prompt_tokens and output_tokens must be at least 1")
         if (self.max_tokens < self.output_tokens).any():
             raise TapeError("max_tokens must not be less than output_tokens")
         if self.domain.max() >= len(self.domains):
             raise TapeError(f"domain holds {self.domain.max()}; allowed: 0 to {len(self.domains) - 1}")
+        if not (self.temperature >= 0).all():
+            raise TapeError(f"temperature holds {self.temperature.min()}; allowed: 0 or more")
+        if self.tokens.size:
+            _expect("tokens", self.tokens.shape, (positions + int(self.prompt_tokens.sum()),))
+            if self.tokens.max() >= self.vocabulary:
+                raise TapeError(f"tokens holds {self.tokens.max()}; allowed: less than {self.vocabulary} (vocabulary)")
 
     def __len__(self) -> int:
         return len(self.output_tokens)
@@ -96,6 +132,19 @@ class Tape:
         """[T, K] float32, `confidence` as a number in [0, 1]."""
         return self.confidence.astype(np.float32) / np.float32(255.0)
 
+    def text(self, request: int) -> tuple[list[int], list[int]]:
+        """Token ids of a request's prompt and of its output. TapeError: this tape recorded none."""
+        if not self.tokens.size:
+            raise TapeError("this tape holds no tokens: it was recorded without them")
+        middle = int(self._texts[request] + self.prompt_tokens[request])
+        start, end = self._texts[request : request + 2].tolist()
+        return self.tokens[start:middle].tolist(), self.tokens[middle:end].tolist()
+
+    @cached_property
+    def _texts(self) -> Ints:
+        """[R + 1] where each request's text starts in `tokens`, and their end."""
+        return np.concatenate(([0], np.cumsum(self.prompt_tokens.astype(np.int64) + self.output_tokens)))
+
     def acceptance(self) -> dict[str, float]:
         """Share of positions where the draft's token is right, by domain."""
         domain = np.repeat(self.domain, self.output_tokens)
@@ -105,27 +154,37 @@ class Tape:
 
     def take(self, requests: Ints) -> Tape:
         """The tape of `requests` [M], indices, in that order."""
-        at = np.concatenate([np.arange(self.offsets[r], self.offsets[r + 1]) for r in requests])
+        at = _spans(self.offsets, requests)
         return Tape(
-            self.domains,
-            self.domain[requests],
-            self.prompt_tokens[requests],
-            self.output_tokens[requests],
-            self.max_tokens[requests],
-            self.match[at],
-            self.confidence[at],
-            self.source,
+            domains=self.domains,
+            domain=self.domain[requests],
+            prompt_tokens=self.prompt_tokens[requests],
+            output_tokens=self.output_tokens[requests],
+            max_tokens=self.max_tokens[requests],
+            temperature=self.temperature[requests],
+            match=self.match[at],
+            confidence=self.confidence[at],
+            rank=self.rank[at],
+            tokens=self.tokens[_spans(self._texts, requests)] if self.tokens.size else self.tokens,
+            layers=self.layers,
+            vocabulary=self.vocabulary,
+            target=self.target,
+            draft=self.draft,
+            source=self.source,
         )
 
     def split(self, part: str) -> Tape:
-        """`train` or `eval`: every second request of each domain, so that evaluation sees others; or `all`."""
+        """`train` or `eval`: every second request of each domain and temperature; or `all`.
+
+        Evaluation sees other prompts: a recorder that writes each prompt at several temperatures does so in one order.
+        """
         if part not in PARTS:
             raise TapeError(f"part is {part!r}; allowed: {', '.join(PARTS)}")
         if part == "all":
             return self
         within = np.zeros(len(self), np.int64)
-        for i in range(len(self.domains)):
-            mine = self.domain == i
+        for kind in {*zip(self.domain.tolist(), self.temperature.tolist(), strict=True)}:
+            mine = (self.domain == kind[0]) & (self.temperature == np.float32(kind[1]))
             within[mine] = np.arange(mine.sum())
         chosen = np.flatnonzero(within % 2 == PARTS.index(part) - 1)
         if not len(chosen):
@@ -176,81 +235,80 @@ class Tape:
         return tape
 
     def save(self, path: Path) -> None:
-        """Write the file, complete or not at all."""
-        arrays = {
-            "domains": np.array(self.domains),
-            "domain": self.domain,
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
-            "max_tokens": self.max_tokens,
-            "match": np.packbits(self.match),
-            "confidence": self.confidence,
-            "source": np.array(self.source),
+        """Write the file, complete or not at all; compressed if it ends in .xz. TapeError: another name."""
+        if not path.name.endswith((PLAIN, PACKED)):
+            raise TapeError(f"{path.name!r} is no name of a tape; allowed: NAME{PLAIN} or NAME{PACKED}")
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        metadata = {
+            "format": FORMAT,
+            "version": VERSION,
+            "domains": json.dumps(self.domains),
+            "layers": json.dumps(self.layers),
+            "vocabulary": str(self.vocabulary),
+            **{name: getattr(self, name) for name in _TEXTS},
         }
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("wb") as file:
-            stamp = {"version": np.array(VERSION), "sha256": np.array(_digest(arrays))}
-            np.savez_compressed(file, allow_pickle=False, **stamp, **arrays)
-        partial.replace(path)
+        content = to_bytes({**arrays, "match": np.packbits(self.match)}, metadata)
+        write_whole(path, lzma.compress(content, preset=9) if path.suffix == ".xz" else content)
 
     @classmethod
     def load(cls, path: Path) -> Tape:
-        """Read and check a file. TapeError says in one line what is wrong with it."""
+        """Map and check a plain file. TapeError says in one line what is wrong with it."""
         try:
-            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, TypeError, AttributeError) as error:
-            raise TapeError(f"tape {path} cannot be read: {error}") from None
-        try:
-            return cls._from_arrays(arrays)
-        except TapeError as error:
-            raise TapeError(f"tape {path}: {error}") from None
+            return cls._from_file(*open_mapped(path))
+        except OSError as error:
+            raise TapeError(f"tape {path} cannot be read: {error.strerror}") from None
+        except (TapeError, MappedError) as error:
+            raise TapeError(f"tape {path} {error}") from None
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Tape:
-        version, digest = arrays.pop("version", None), arrays.pop("sha256", None)
-        if version is None or version.shape or version != VERSION:
-            raise TapeError(f"format version is {version}; this code reads {VERSION}")
-        if set(arrays) != set(_ARRAYS):
-            raise TapeError(f"holds arrays {sorted(arrays)}; expected {sorted(_ARRAYS)}")
-        for name, kind in _ARRAYS.items():
+    def _from_file(cls, arrays: dict[str, Any], metadata: dict[str, str]) -> Tape:
+        kind, version = metadata.get("format"), metadata.get("version")
+        if (kind, version) != (FORMAT, VERSION):
+            raise TapeError(f"is {kind!r}, format version {version}; this code reads {FORMAT!r}, {VERSION}")
+        if set(arrays) != set(_ARRAYS) or set(metadata) != _METADATA:
+            found, expected = sorted({*arrays, *metadata}), sorted({*_ARRAYS, *_METADATA})
+            raise TapeError(f"holds {', '.join(found)}; expected {', '.join(expected)}")
+        for name, kinds in _ARRAYS.items():
             dtype = arrays[name].dtype
-            if dtype.kind != "U" if kind == "U" else dtype != np.dtype(kind):
-                raise TapeError(f"{name} is of type {dtype}; expected {kind}")
-        if digest is None or str(digest) != _digest(arrays):
-            raise TapeError("sha256 does not fit its contents: the file is damaged or was edited")
+            if dtype not in [np.dtype(k) for k in kinds.split()]:
+                raise TapeError(f"{name} is of type {dtype}; expected {kinds}")
         positions = int(arrays["output_tokens"].astype(np.int64).sum())
         bits = arrays.pop("match")
         _expect("match (packed)", bits.shape, (-(-positions // 8),))
-        match = np.unpackbits(bits.astype(np.uint8), count=positions).astype(np.bool_)
-        domains = tuple(str(d) for d in np.atleast_1d(arrays.pop("domains")))
-        return cls(domains=domains, match=match, source=str(arrays.pop("source")), **arrays)
+        return cls(
+            match=np.unpackbits(bits, count=positions).astype(np.bool_),
+            domains=_list_of(str, "domains", metadata),
+            layers=_list_of(int, "layers", metadata),
+            vocabulary=_whole("vocabulary", metadata),
+            source=metadata["source"],
+            target=metadata["target"],
+            draft=metadata["draft"],
+            **arrays,
+        )
+
+
+def _list_of(kind: type[E], name: str, metadata: dict[str, str]) -> tuple[E, ...]:
+    """Metadata are texts; this one is a JSON list."""
+    try:
+        values = json.loads(metadata[name])
+        if type(values) is list and all(type(value) is kind for value in values):
+            return tuple(values)
+    except ValueError:
+        pass
+    raise TapeError(f"{name} is {metadata[name]!r}; a JSON list of {kind.__name__} expected")
+
+
+def _whole(name: str, metadata: dict[str, str]) -> int:
+    if not metadata[name].isdecimal():
+        raise TapeError(f"{name} is {metadata[name]!r}; a whole number expected")
+    return int(metadata[name])
+
+
+def _spans(offsets: Ints, requests: Ints) -> Ints:
+    """Indices of all that belongs to `requests`, one after the other."""
+    return np.concatenate([np.arange(offsets[r], offsets[r + 1]) for r in requests])
 
 
 def _expect(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if shape != expected:
         raise TapeError(f"{name} has shape {shape}; {expected} expected")
-
-
-def _digest(arrays: dict[str, NDArray[Any]]) -> str:
-    sha = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        sha.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        sha.update(array.tobytes())
-    return sha.hexdigest()
-
-
-def known_tapes() -> list[str]:
-    """Names that `load_tape` takes."""
-    return sorted(p.stem for p in TAPES.glob("*.npz"))
-
-
-def load_tape(name: str | Path) -> Tape:
-    """The shipped tape `name`, or the one in a file of that path. TapeError: unknown, or unusable."""
-    path = TAPES / f"{name}.npz"
-    if not path.is_file():
-        path = Path(name)
-    if not path.is_file():
-        raise TapeError(f"tape {str(name)!r} is unknown; known: {', '.join(known_tapes())}, or a file")
-    return Tape.load(path)
