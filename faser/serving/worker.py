@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.v1.spec_decode.draft_model import DraftModelProposer
 
 from faser.kernels.confidence import argmax_confidence
 from faser.serving import compat
+from faser.serving.catch_up import LazyDrafter
 
 if TYPE_CHECKING:
     from vllm.v1.outputs import DraftTokenIds
 
 
-class ConfidentDrafter(DraftModelProposer):
+class ConfidentDrafter(LazyDrafter):
     """Greedy drafting that keeps the confidences of its last call, [B] per draft step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

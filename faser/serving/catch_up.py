@@ -1,0 +1,109 @@
+"""A draft model that does not run while nothing is drafted, and catches up on what it missed when something is.
+
+vLLM makes the draft's own pass over every step's rows, so that its KV cache follows the target's; a busy server that
+drafts nothing pays for it at every step. Here such a pass is left out and only the first position missing is noted.
+Before it drafts again, or when its input buffer would not hold what is missing, one pass over all of that makes the
+cache what it would have been: a row of one long pass costs a fraction of one of many short ones, and what belongs to
+requests that have ended meanwhile is never computed. Outputs cannot change: only drafts depend on that cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm.forward_context import set_forward_context
+from vllm.v1.spec_decode.draft_model import DraftModelProposer
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Of the M requests of a batch that miss some: rows [M] in the batch, start and end [M] of what they miss."""
+
+    rows: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+
+class LazyDrafter(DraftModelProposer):
+    """Notes what its KV cache misses, by request."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, runner: Any) -> None:
+        super().__init__(vllm_config, device, runner)
+        self._runner = runner
+        self._missing: dict[str, int] = {}  # request id -> first position without draft KV
+        # With data parallelism all ranks make a pass together, or none.
+        self._lazy = self.vllm_config.parallel_config.data_parallel_size == 1
+
+    def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """[B, num_speculative_tokens] drafted tokens; vLLM passes everything by keyword."""
+        length, metadata = kwargs["num_speculative_tokens"], kwargs["common_attn_metadata"]
+        batch = self._runner.input_batch
+        computed = batch.num_computed_tokens_cpu[: batch.num_reqs].astype(np.int64)
+        self._missing = {r: at for r, at in self._missing.items() if r in self._runner.requests}
+        noted = [self._missing.get(r, at) for r, at in zip(batch.req_ids, computed.tolist(), strict=True)]
+        start = np.minimum(noted, computed)  # a preempted request comes back from an earlier position
+        later = np.zeros(len(computed), np.bool_)  # rows whose pass can wait
+        fits = int((computed - start).sum()) + metadata.num_actual_tokens <= self.max_num_tokens
+        if length == 0 and self._lazy and fits:
+            later = computed >= batch.num_prompt_tokens[: batch.num_reqs]  # a prompt's KV may soon be shared: at once
+        if later.all():
+            drafted = torch.empty(len(computed), 0, dtype=torch.int64, device=self.device)
+        else:
+            rows = np.flatnonzero(~later & (start < computed))
+            if len(rows):
+                self._catch_up(Gaps(rows, start[rows], computed[rows]), metadata)
+            drafted = super().propose(*args, **kwargs)
+        for request, waits, at in zip(batch.req_ids, later.tolist(), start.tolist(), strict=True):
+            if waits:
+                self._missing[request] = at
+            else:
+                self._missing.pop(request, None)
+        return drafted
+
+    def _catch_up(self, gaps: Gaps, metadata: Any) -> None:
+        """One pass over the missing positions of known text."""
+        lengths = gaps.end - gaps.start
+        row = np.repeat(gaps.rows, lengths)
+        position = np.concatenate([np.arange(s, e) for s, e in zip(gaps.start, gaps.end, strict=True)])
+        tokens = torch.from_numpy(self._runner.input_batch.token_ids_cpu[row, position]).to(self.device)
+        positions = torch.from_numpy(position).to(self.device)
+        table = metadata.block_table_tensor
+        block = table[torch.from_numpy(row).to(self.device), positions // self.block_size]
+        slots = block.to(torch.int64) * self.block_size + positions % self.block_size
+        starts = torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+        ends = torch.from_numpy(gaps.end.astype(np.int32))
+        own = metadata.replace(
+            query_start_loc=starts.to(self.device),
+            query_start_loc_cpu=starts,
+            seq_lens=ends.to(self.device),
+            seq_lens_cpu_upper_bound=ends,
+            num_reqs=len(gaps.rows),
+            num_actual_tokens=len(position),
+            max_query_len=int(lengths.max()),
+            max_seq_len=int(gaps.end.max()),
+            block_table_tensor=table[torch.from_numpy(gaps.rows).to(self.device)],
+            slot_mapping=slots,
+            positions=None,
+            is_prefilling=None,
+            req_idx=None,
+            _num_computed_tokens_cache=None,
+            _token_to_req_indices_cache=None,
+        )
+        self.input_ids[: len(position)] = tokens
+        self._set_positions(len(position), positions)
+        _, per_layer = self.build_per_group_and_layer_attn_metadata(own)
+        mode, padded, across = self._determine_batch_execution_and_padding(len(position))
+        inputs, size = self.build_model_inputs_first_pass(len(position), padded, None)
+        with set_forward_context(
+            per_layer,
+            self.vllm_config,
+            num_tokens=padded,
+            num_tokens_across_dp=across,
+            cudagraph_runtime_mode=mode,
+            slot_mapping=self._get_slot_mapping(size, slots),
+        ):
+            self.model(**inputs)
