@@ -161,7 +161,7 @@ class Simulator:
             return 0.0, 0.0
         steps = int(self._left[slots].min())
         context = self.table.context[slots].sum() + len(slots) * np.arange(steps)
-        ms = self.cost.step_ms(rows=len(slots), batch=len(slots)) + self.cost.context_ms * context
+        ms = self.cost.ms(rows=len(slots), batch=len(slots), context=context)
         ends = self.now + ms.cumsum() / 1e3
         if self._free and self._arrived < len(self.trace):  # the first step after an arrival may admit it
             steps = min(steps, 1 + int(np.searchsorted(ends, self.trace.arrival[self._arrived])))

@@ -19,6 +19,7 @@ KNOWN = {
     "ema": "K tier from the acceptance average, with hysteresis",
     "goodput": "most expected tokens per millisecond, from confidences and step costs",
     "random:SEED": "random lengths and depths, to test that outputs do not change",
+    "probe:HOLD:SEED": "each length and depth for HOLD steps, to measure what steps cost",
     "FILE.pt": "a learned policy, as written by train/ppo.py",
 }
 """What `make_policy` takes, with a line on each."""
@@ -105,6 +106,16 @@ def _random(argument: str, cost: StepCost) -> Policy:  # noqa: ARG001
     return Random(_whole("random", argument or "0", None))
 
 
+def _probe(argument: str, cost: StepCost) -> Policy:  # noqa: ARG001
+    from faser.policies.probe import Probe
+
+    hold, _, seed = argument.partition(":")
+    try:
+        return Probe(_whole("probe", hold or "5", None), _whole("probe", seed or "0", None))
+    except ValueError as error:
+        raise PolicyError(f"policy probe:{argument}: {error}") from None
+
+
 _FACTORIES: dict[str, Callable[[str, StepCost], Policy]] = {
     "none": _none,
     "static": _static,
@@ -112,4 +123,5 @@ _FACTORIES: dict[str, Callable[[str, StepCost], Policy]] = {
     "ema": _ema,
     "goodput": _goodput,
     "random": _random,
+    "probe": _probe,
 }

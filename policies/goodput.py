@@ -9,7 +9,7 @@ average. It is myopic: it sees neither the queue nor a request's end.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from faser.core import MAX_DEPTH, Decision, Floats, Ints, Observation
 from faser.costs import StepCost
@@ -37,26 +37,25 @@ class Goodput:
             return Decision(np.zeros(0, np.int64), self._depth(1, 0.0, np.full(1, PRIOR, np.float32)))
         share = min(observation.of_load("prefill_share"), 0.99)
         held = np.minimum(observation.request("context"), 0.999)
-        context_ms = self._cost.context_ms * CONTEXT_SCALE * float((held / (1.0 - held)).sum())
+        context = CONTEXT_SCALE * float((held / (1.0 - held)).sum())
         acceptance = 0.5 * (observation.request("acceptance_fast") + observation.request("acceptance_slow"))
-        lengths = self._lengths(observation.survival, n * share / (1.0 - share), context_ms)
-        return Decision(lengths, self._depth(n, context_ms, acceptance))
+        lengths = self._lengths(observation.survival, n * share / (1.0 - share), context)
+        return Decision(lengths, self._depth(n, context, acceptance))
 
-    def _lengths(self, survival: Floats, prefill: float, context_ms: float) -> Ints:
+    def _lengths(self, survival: Floats, prefill: float, context: float) -> Ints:
         """Prompts in the step make its rows dearer, but their own time is spent anyway and prices nothing."""
         n = len(survival)
         ranked = -np.sort(-survival[survival > 0.0])
         gained = np.concatenate([[0.0], np.cumsum(ranked)])
-        rows_ms = self._rows_ms(n + prefill + np.arange(len(gained)))
-        m = int(np.argmax((n + gained) / (rows_ms - rows_ms[0] + self._rows_ms(n) + context_ms)))
+        extra = np.arange(len(gained))
+        rows_ms = self._cost.ms(rows=n + prefill + extra, batch=n, context=context)
+        start_ms = self._cost.step_ms(rows=n, batch=n, context=context)
+        m = int(np.argmax((n + gained) / (rows_ms - rows_ms[0] + start_ms)))
         if m == 0:
             return np.zeros(n, np.int64)
         return np.asarray((survival >= ranked[m - 1]).sum(axis=1))
 
-    def _depth(self, n: int, context_ms: float, acceptance: Floats) -> int:
+    def _depth(self, n: int, context: float, acceptance: Floats) -> int:
         gained = (acceptance[:, None] ** np.arange(1, MAX_DEPTH + 1)).sum(axis=0)
         depths = np.arange(MAX_DEPTH + 1)
-        return best_depth(n, gained, self._rows_ms(n * (1 + depths)) + context_ms + depths * self._cost.draft(n))
-
-    def _rows_ms(self, rows: ArrayLike) -> NDArray[np.float64]:
-        return self._cost.verify(rows) + self._cost.sync(rows)
+        return best_depth(n, gained, self._cost.ms(rows=n * (1 + depths), batch=n, depth=depths, context=context))

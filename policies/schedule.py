@@ -44,7 +44,7 @@ class Schedule:
         depths = np.arange(MAX_DEPTH + 1)
         table = []
         for n in range(1, LARGEST_BATCH + 1):
-            ms = cost.verify(n * (1 + depths)) + cost.sync(n * (1 + depths)) + depths * cost.draft(n)
+            ms = cost.ms(rows=n * (1 + depths), batch=n, depth=depths)
             table.append(best_depth(n, n * survival, ms))
         return cls([table[0], *table])
 

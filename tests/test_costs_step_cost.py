@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,22 @@ def linear(floor: float, row: float, draft: float, context_ms: float = 0.0) -> S
 def test_a_step_is_the_sum_of_its_parts() -> None:
     cost = linear(5.0, 0.1, 0.3, context_ms=0.001)
     assert cost.step_ms(rows=20, batch=4, depth=3, context=1000) == pytest.approx(5 + 2 + 0.9 + 1)
+
+
+def test_a_step_takes_what_the_slower_of_device_and_host_takes() -> None:
+    cost = replace(linear(5.0, 0.1, 0.3), host_ms=4.0, launch_ms=2.0)
+    took = cost.ms(rows=10, batch=1, depth=np.arange(4))
+    assert took.tolist() == pytest.approx([6.0, 6.3, 8.0, 10.0])
+    assert cost.step_ms(rows=100, batch=1, depth=3) == pytest.approx(15.9)
+    assert cost.ms(rows=[[1], [2]], batch=[1, 2, 3], context=np.zeros(3)).shape == (2, 3)
+
+
+def test_break_even_of_a_draft_step_is_what_the_host_takes_for_it() -> None:
+    quick = linear(5.0, 0.1, 0.0)
+    slow = replace(quick, host_ms=5.1, launch_ms=0.5)
+    assert quick.break_even(batch=1)[2] == 0.0
+    assert slow.break_even(batch=1)[2] == pytest.approx(0.5 / 5.1)
+    assert slow.break_even(batch=100)[2] == 0.0  # hidden behind a verification of 15 ms
 
 
 def test_break_even_of_a_linear_cost_is_the_known_one() -> None:
@@ -104,6 +121,10 @@ GOOD: dict[str, Any] = {"name": "n", "device": "d", "source": "s", "curves": {"v
         ({"curves": {"verify": {"x": [2, 1], "ms": [1, 2]}}}, "verify: a curve's x must increase"),
         ({"curves": {"verify": {"x": [1], "ms": [-1]}}}, "verify: a curve's ms must be finite and not negative"),
         ({"context_ms": -1}, "context_ms is -1; allowed: 0 or more"),
+        ({"host_ms": None}, "host_ms is None; allowed: 0 or more"),
+        ({"launch_ms": "2"}, "launch_ms is '2'; allowed: 0 or more"),
+        ({"measured": []}, r"measured is \[\]; allowed: an object of date, "),
+        ({"measured": {"mood": 1}}, "measured is an object of mood; allowed"),
     ],
 )
 def test_a_bad_profile_names_its_fault(tmp_path: Path, change: dict[str, Any], says: str) -> None:

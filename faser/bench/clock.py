@@ -1,0 +1,222 @@
+"""Does a profile tell the time? Real-time replays of arrivals, and what the profile expects of their steps.
+
+    python -m faser.bench.clock --target smollm2 --profile cpu-smollm2 --seconds 60
+    python -m faser.bench.clock --target llama2-13b --profile h200-llama2-13b --trace azure.csv
+
+Three processes of arrivals (or a recorded trace), each for the same time, over the requests of a tape: its prompts, its
+output lengths. The engine that `faser serve` runs serves them under a policy. Every step that it took is then held
+against the profile, which sees what was done in it and not how long it took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from faser.costs import StepCost, load_profile
+from faser.costs.fit import errors, predict
+from faser.costs.steps import Steps
+from faser.envs.arrivals import ARRIVALS, sample_trace
+from faser.envs.simulator import capacity
+from faser.models import ModelError, Pair, known_models, prepare
+from faser.policies import PolicyError, make_policy
+from faser.serving.settings import Settings
+from faser.tapes import Tape, TapeError, load_tape
+
+if TYPE_CHECKING:
+    from faser.serving.offline import OfflineEngine
+
+TRACES = ("poisson", "bursty", "spikes")
+WARM_S = 10.0
+"""Of the first trace, replayed before anything counts."""
+LOAD = 0.7
+"""Requests a second, over what the profile says that the slots can do without speculation."""
+LONGEST_PAUSE_S = 0.05
+RANDOM_TOKENS = 1000
+"""Prompts without a text are of tokens up to here, which every vocabulary has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request: seconds since the start, prompt (token ids), tokens that it writes."""
+
+    at: float
+    prompt: Sequence[int]
+    output: int
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status; 2 for a user's mistake."""
+    args = _parser().parse_args(argv)
+    try:
+        cost, pair = load_profile(args.profile), prepare(args.target, progress=True)
+        make_policy(args.policy, cost)
+        draft = args.draft or pair.draft
+        if draft is None:
+            raise ValueError(f"target {args.target!r} has no draft of its own; give one with --draft")
+        traces = _traces(args, pair, cost)
+    except (ModelError, PolicyError, TapeError, ValueError) as error:
+        print(f"clock: {error}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="faser-clock-") as scratch:
+        log = args.log or Path(scratch) / "steps.jsonl"
+        spans = _serve(str(pair.target), str(draft), traces, log.resolve(), args)
+        print(f"profile {cost.name}, policy {args.policy}, {args.seconds:g} s of each trace")
+        print("trace          steps  measured s  predicted s   error   MAPE of steps")
+        for name, (since, until) in spans.items():
+            steps = Steps.read(log, since=since, until=until, at_least=0)
+            print(line(name, cost, steps) if len(steps) else f"{name:12s} no request came")
+    return 0
+
+
+def line(name: str, cost: StepCost, steps: Steps) -> str:
+    """A row of the table: what the steps took, and what `cost` expects of them."""
+    found, expected = errors(cost, steps), float(predict(cost, steps).sum()) / 1e3
+    took = float(steps.ms.sum()) / 1e3
+    return f"{name:12s} {len(steps):7d} {took:11.2f} {expected:12.2f} {found.total:+7.1%} {found.mape:15.1%}"
+
+
+def replay(engine: OfflineEngine, arrivals: Sequence[Arrival], seconds: float) -> tuple[float, float]:
+    """Send each request when it is due, for `seconds`, and drop what is left; returns start and end, since the epoch.
+
+    A request that is longer than the model takes is cut.
+    """
+    began, start, due = time.time(), time.monotonic(), iter(arrivals)
+    coming = next(due, None)
+    while (now := time.monotonic() - start) < seconds:
+        while coming is not None and coming.at <= now:
+            output = min(coming.output, engine.longest // 2)
+            engine.add(coming.prompt[-(engine.longest - output) :], output)
+            coming = next(due, None)
+        if engine.busy:
+            engine.step()
+        else:
+            until = seconds if coming is None else coming.at
+            time.sleep(min(max(until - now, 0.0), LONGEST_PAUSE_S))
+    ended = time.time()
+    engine.drop_all()
+    return began, ended
+
+
+def read_trace(path: Path, seconds: float, vocabulary: int) -> list[Arrival]:
+    """The first `seconds` of a file with columns TIMESTAMP, ContextTokens, GeneratedTokens; prompts are random tokens.
+
+    ValueError: no such file, a column or number that is missing, or nothing in it.
+    """
+    rng = np.random.default_rng(0)
+    found: list[Arrival] = []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for stamp, context, generated in _rows(csv.DictReader(file)):
+                prompt = rng.integers(10, vocabulary, max(context, 1)).tolist()
+                found.append(Arrival(stamp, prompt, max(generated, 1)))
+    except OSError as error:
+        raise ValueError(f"--trace {str(path)!r} cannot be read: {error.strerror}") from None
+    except (KeyError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"--trace {str(path)!r}: {error} after {len(found)} requests; "
+            "allowed: columns TIMESTAMP, ContextTokens, GeneratedTokens"
+        ) from None
+    if not found:
+        raise ValueError(f"--trace {str(path)!r} holds no request")
+    first = min(arrival.at for arrival in found)
+    moved = [Arrival(a.at - first, a.prompt, a.output) for a in found if a.at - first < seconds]
+    return sorted(moved, key=lambda arrival: arrival.at)
+
+
+def _rows(table: csv.DictReader[str]) -> Iterator[tuple[float, int, int]]:
+    for row in table:
+        stamp = row["TIMESTAMP"].replace("Z", "+00:00")
+        head, dot, tail = stamp.partition(".")  # Azure writes 7 digits of a second; datetime takes 6
+        digits = tail[: len(tail) - len(tail.lstrip("0123456789"))]
+        stamp = f"{head}{dot}{digits[:6]}{tail[len(digits) :]}"
+        yield datetime.fromisoformat(stamp).timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"])
+
+
+def _traces(args: argparse.Namespace, pair: Pair, cost: StepCost) -> dict[str, list[Arrival]]:
+    """By name, the requests of each trace."""
+    if args.trace is not None:
+        return {args.trace.stem[:12]: read_trace(args.trace, args.seconds, vocabulary=RANDOM_TOKENS)}
+    tape = load_tape(args.tape or pair.tape or "smollm2")
+    rate = args.rate or LOAD * capacity(tape, cost, args.max_batch)
+    print(f"{rate:.2f} requests/s", file=sys.stderr)
+    rng = np.random.default_rng(args.seed)
+    return {name: _sampled(name, rng, rate, args.seconds, tape) for name in TRACES}
+
+
+def _sampled(name: str, rng: np.random.Generator, rate: float, seconds: float, tape: Tape) -> list[Arrival]:
+    """The requests of `seconds` of a process; random tokens where the tape holds none."""
+    trace = sample_trace(ARRIVALS[name], rng, max(round(4 * rate * seconds), 8), rate, tape)
+    return [
+        Arrival(float(at), _prompt(tape, int(row), rng), int(tape.output_tokens[row]))
+        for at, row in zip(trace.arrival, trace.row, strict=True)
+        if at < seconds
+    ]
+
+
+def _prompt(tape: Tape, row: int, rng: np.random.Generator) -> list[int]:
+    if tape.tokens.size:
+        return tape.text(row)[0]
+    return [int(token) for token in rng.integers(10, RANDOM_TOKENS, tape.prompt_tokens[row])]
+
+
+def _serve(
+    target: str, draft: str, traces: dict[str, list[Arrival]], log: Path, args: argparse.Namespace
+) -> dict[str, tuple[float, float]]:
+    """Replay each trace, steps going to `log`; returns when each began and ended."""
+    from faser.serving.offline import OfflineEngine
+
+    settings = Settings(policy=args.policy, profile=str(args.profile), log=str(log))
+    engine = OfflineEngine(target, draft, settings, max_batch=args.max_batch, load_format=args.load_format)
+    try:
+        replay(engine, next(iter(traces.values())), min(WARM_S, args.seconds))
+        return {name: replay(engine, arrivals, args.seconds) for name, arrivals in traces.items()}
+    finally:
+        engine.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m faser.bench.clock", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", required=True, help=f"{', '.join(known_models())}, or a model directory")
+    parser.add_argument("--draft", help="the draft's directory; a named target has one")
+    parser.add_argument("--profile", required=True, help="name or file of the profile that is checked")
+    parser.add_argument("--policy", default="goodput", help="which policy serves (default: %(default)s)")
+    parser.add_argument("--seconds", type=_positive, default=60.0, help="of each trace (default: %(default)s)")
+    parser.add_argument("--rate", type=_positive, help=f"requests a second (default: {LOAD:.0%} of what should fit)")
+    parser.add_argument("--trace", type=Path, help="replay this file instead, in the format of Azure's LLM traces")
+    parser.add_argument("--tape", help="whose requests arrive (default: the target's own, or smollm2)")
+    parser.add_argument("--max-batch", type=_whole, default=64, help="requests at once (default: %(default)s)")
+    parser.add_argument("--load-format", default="auto", help="'dummy': random weights")
+    parser.add_argument("--log", type=Path, help="keep the step log here")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: over 0")
+    return value
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: 1 or more")
+    return value
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
