@@ -1,13 +1,19 @@
 """A user's mistake gets one line that names it, before anything is started."""
 
 import socket
+from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from faser import cli
-from faser.serving.serve import main
+from faser.checkpoints import SHIPPED_POLICY
+from faser.models import Pair
+from faser.policies import policy_file
+from faser.serving import serve
+from faser.serving.serve import build_parser, configure, main
 
 
 def line(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -58,6 +64,51 @@ def test_a_policy_file_that_is_not_one(capsys: pytest.CaptureFixture[str], tmp_p
 def test_conflicts_and_ranges_are_named(capsys: pytest.CaptureFixture[str], argv: list[str], names: list[str]) -> None:
     said = line(capsys, *argv, "--policy", "static:2")
     assert all(name in said for name in names), said
+
+
+def test_a_draft_of_another_vocabulary_is_refused_with_both_sizes(
+    capsys: pytest.CaptureFixture[str], models: Pair, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 32000}')
+    said = line(capsys, "--policy", "static:2", "--spec-model", str(tmp_path))
+    assert all(part in said for part in (str(models.target), "49152", str(tmp_path), "32000")), said
+
+
+def configured(monkeypatch: pytest.MonkeyPatch, models: Pair, name: str, *argv: str) -> Namespace:
+    """Arguments of a server of `name`, as if that were built."""
+    monkeypatch.setattr(serve, "prepare", lambda *_, **__: replace(models, name=name))
+    monkeypatch.setattr(serve, "_on_cpu", lambda: True)
+    args: Namespace = build_parser().parse_args([name, *argv])
+    configure(args)
+    return args
+
+
+def test_a_known_model_answers_to_its_short_name(monkeypatch: pytest.MonkeyPatch, models: Pair) -> None:
+    for name in ("llama2-13b", "smollm2"):
+        assert configured(monkeypatch, models, name, "--policy", "none").served_model_name == [name]
+    own = configured(monkeypatch, models, "llama2-13b", "--policy", "none", "--served-model-name", "mine")
+    assert own.served_model_name == ["mine"]
+    assert own.kv_cache_memory_bytes is None  # what only the small one is served with
+
+
+def test_step_costs_of_another_machine_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], models: Pair
+) -> None:
+    monkeypatch.setattr(serve, "_device", lambda: "NVIDIA H200")
+    configured(monkeypatch, models, "smollm2", "--faser-profile", "h200-llama2-13b")
+    assert "faser serve: warning" not in capsys.readouterr().err
+    configured(monkeypatch, models, "smollm2")
+    (said,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("faser serve: warning: ")]
+    assert all(part in said for part in ("cpu-smollm2", "NVIDIA H200", "faser profile", "--faser-profile"))
+
+
+def test_a_policy_that_was_trained_on_other_pairs_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], models: Pair, tmp_path: Path
+) -> None:
+    policy = replace(policy_file.load(SHIPPED_POLICY), training={"models": ["mistral-7b"]})
+    policy_file.save(policy, tmp_path / "p.pt")
+    configured(monkeypatch, models, "smollm2", "--policy", str(tmp_path / "p.pt"))
+    assert "warning: the policy was trained on mistral-7b, not on smollm2" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from faser.checkpoints import SHIPPED_POLICY
 from faser.controller import ControllerConfig
-from faser.core import MAX_DEPTH
+from faser.core import MAX_DEPTH, Policy
 from faser.costs import known_profiles, load_profile
-from faser.models import ModelError, Pair, known_models, prepare, resolve
+from faser.machine import cpu
+from faser.models import ModelError, Pair, known_models, match, prepare, resolve
 from faser.policies import KNOWN, PolicyError, make_policy
+from faser.policies.learned import LearnedPolicy
 from faser.serving.settings import Settings
 
 if TYPE_CHECKING:
@@ -123,14 +125,20 @@ def configure(args: Namespace) -> None:
     name = args.model_tag or _model_option(args) or DEFAULT_MODEL
     pair = resolve(name)
     settings = _settings(args, pair)
-    make_policy(settings.policy, load_profile(settings.profile))  # refuses here, not in the engine
+    policy = make_policy(settings.policy, load_profile(settings.profile))  # refuses here, not in the engine
     pair = prepare(name, progress=True)
-    if name == DEFAULT_MODEL:
-        _set_defaults(args, served_model_name=[name], **CPU_DEFAULTS if _on_cpu() else {})
+    draft = args.spec_model or pair.draft
+    if settings.policy != "none":
+        _refuse_draft(pair, draft)
+        _warn(_doubts(pair, draft, policy, settings.profile))
+    if name in known_models():
+        _set_defaults(args, served_model_name=[name])
+    if name == DEFAULT_MODEL and _on_cpu():
+        _set_defaults(args, **CPU_DEFAULTS)
     if not _on_cpu() and args.compilation_config.cudagraph_mode is None:
         compat.use_full_graphs(args.compilation_config)
     args.model_tag = args.model = str(pair.target)
-    _speculate(args, args.spec_model or pair.draft, depth, settings.policy)
+    _speculate(args, draft, depth, settings.policy)
     args.scheduler_cls, args.worker_cls = SCHEDULER, WORKER
     args.async_scheduling = False
     args.additional_config = {**(args.additional_config or {}), **settings.to_config()}
@@ -138,11 +146,31 @@ def configure(args: Namespace) -> None:
 
 def _speculate(args: Namespace, draft: Any, depth: int, policy: str) -> None:
     args.spec_model = args.spec_tokens = None
-    if policy == "none":  # no draft at all: what a server without speculation costs
-        return
+    if policy != "none":  # that has no draft at all: what a server without speculation costs
+        args.speculative_config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": depth}
+
+
+def _refuse_draft(pair: Pair, draft: Path | str | None) -> None:
     if draft is None:
-        raise UsageError(f"model {args.model!r} has no draft of its own; give one with --spec-model, or --policy none")
-    args.speculative_config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": depth}
+        raise UsageError(
+            f"model {str(pair.target)!r} has no draft of its own; give one with --spec-model, or --policy none"
+        )
+    match.refuse_vocabularies(pair.target, draft)
+
+
+def _doubts(pair: Pair, draft: Path | str | None, policy: Policy, profile: str) -> Iterator[str]:
+    """What does not belong together, though it can be served: it costs speed only."""
+    if draft is not None and (differ := match.renumbered(pair.target, draft)):
+        yield differ
+    if other := match.foreign_profile(load_profile(profile), _device()):
+        yield f"{other}, and give it with --faser-profile"
+    if isinstance(policy, LearnedPolicy) and (other := match.untrained(policy.file.training, pair)):
+        yield f"the policy {other}"
+
+
+def _warn(doubts: Iterator[str]) -> None:
+    for doubt in doubts:
+        print(f"faser serve: warning: {doubt}", file=sys.stderr)
 
 
 def _settings(args: Namespace, pair: Pair) -> Settings:
@@ -206,6 +234,13 @@ def _on_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
+
+
+def _device() -> str:
+    """What vLLM runs on, as profiles name it."""
+    from vllm.platforms import current_platform
+
+    return cpu() if current_platform.is_cpu() else str(current_platform.get_device_name())
 
 
 def _check_port(args: Namespace) -> None:
