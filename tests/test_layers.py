@@ -11,6 +11,9 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("faser", "envs", "policies", "kernels", "train")
 SOURCES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
 
+ALLOWED = {("train", "serving"): {"train/draft.py"}}
+"""A draft is distilled from what the target writes, and vLLM writes it."""
+
 
 def imports(path: Path) -> set[str]:
     names = set()
@@ -52,7 +55,8 @@ def test_only_serving_imports_vllm() -> None:
 )
 def test_imports_go_one_way(folder: str, may_not: list[str]) -> None:
     for package in may_not:
-        assert not [p for p in importers(f"faser.{package}") if p.startswith(folder + "/")]
+        found = importers(f"faser.{package}") - ALLOWED.get((folder, package), set())
+        assert not [p for p in found if p.startswith(folder + "/")]
 
 
 def modules_after(code: str) -> set[str]:

@@ -1,0 +1,228 @@
+"""A draft from a target's own conversations: what is written, what is learned, what is exported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from faser.models import Pair
+from faser.models.int8_draft import Int8Draft
+from faser.tapes import Tape
+from faser.train.corpus import SHORT_DOCUMENT, Author, ChatFormat, Conversations
+from faser.train.distil import Schedule, Shape, Teacher, batches, distil, draft_model
+from faser.train.draft import main
+from faser.train.draft_export import acceptance_table, export, tokens_a_step
+
+VOCABULARY = 96
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """For models this small two threads mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def target(vocabulary: int = VOCABULARY) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,  # of 32: the smallest that vLLM has attention for on a CPU
+        num_key_value_heads=1,
+        max_position_embeddings=4096,
+        initializer_range=0.5,
+        eos_token_id=2,
+        bos_token_id=1,
+        pad_token_id=2,
+        tie_word_embeddings=True,
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+class Parrot:
+    """Answers with the last token of a prompt, `answer` times or to the limit, and an end; keeps what it was asked."""
+
+    def __init__(self, answer: int) -> None:
+        self.answer = answer
+        self.asked: list[list[int]] = []
+
+    def write(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        max_tokens: Sequence[int],
+        temperatures: Sequence[float],
+        ends: Sequence[int],
+    ) -> list[list[int]]:
+        assert len(prompts) == len(max_tokens) == len(temperatures)
+        self.asked += prompts
+        return [[p[-1]] * min(self.answer, m - 1) + [ends[0]] for p, m in zip(prompts, max_tokens, strict=True)]
+
+
+def chat() -> ChatFormat:
+    return ChatFormat([50], [51, 52], (2,), lambda text: [10 + ord(c) % 30 for c in text])
+
+
+def corpus(conversations: int = 12, length: int = 40) -> Conversations:
+    """Answers repeat a token of the prompt."""
+    rng = np.random.default_rng(0)
+    tokens = np.repeat(rng.integers(3, VOCABULARY, conversations), length).astype(np.int32)
+    lengths, answers = np.full(conversations, length, np.int32), np.full(conversations, 10, np.int32)
+    return Conversations(tokens, lengths, answers, np.array(["any"] * conversations))
+
+
+def test_author_reads_documents_once_there_are_answers_to_read(tmp_path: Path) -> None:
+    author = Author(Parrot(SHORT_DOCUMENT), chat(), np.random.default_rng(0))
+    first, second = author.round(60), author.round(60)
+    assert not set(first.domain) & {"summarisation", "qa"}
+    assert set(second.domain) >= {"summarisation", "qa", "any", "code", "maths", "chat", "articles"}
+    assert len(first.length) == pytest.approx(60, abs=3)
+    first.save(tmp_path / "0.npz")
+    restarted = Author(Parrot(3), chat(), np.random.default_rng(0))
+    restarted.remember(Conversations.load([tmp_path / "0.npz"]))
+    assert restarted.documents == author.documents[: len(restarted.documents)]
+    assert len(restarted.documents) > 0
+
+
+def test_conversations_are_the_prompt_the_model_was_given_and_its_answer() -> None:
+    parrot = Parrot(5)
+    made = Author(parrot, chat(), np.random.default_rng(1)).round(20)
+    starts = np.cumsum(made.length) - made.length
+    prompts = parrot.asked[-len(made.length) :]
+    for start, length, answer, prompt in zip(starts, made.length, made.answer, prompts, strict=True):
+        tokens = made.tokens[start : start + length].tolist()
+        assert tokens[:answer] == prompt
+        assert tokens[0] == 50
+        assert prompt[-2:] == [51, 52]
+        assert 2 not in prompt  # the end of a user turn is the format's, not one more
+        assert tokens[answer:] == [52] * 5 + [2]
+
+
+def test_chat_format_of_the_embedded_model(models: Pair) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models.target)
+    chat_format = ChatFormat.of(tokenizer, [2])
+    whole = chat_format.before + chat_format.encode("Hello") + chat_format.after
+    asked = [{"role": "user", "content": "Hello"}]
+    assert whole == tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+    assert chat_format.ends == (2,)
+
+
+def test_batches_bring_every_conversation_once_before_any_again() -> None:
+    c = corpus(10)
+    schedule = Schedule(steps=10, batch_tokens=256)  # 2 rows of 128 a step: 5 steps an epoch
+    seen = [row for rows, _, _ in batches(c, schedule) for row in rows]
+    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
+    assert seen[:10] != seen[10:]
+    for rows, ids, learned in batches(c, schedule):
+        assert ids.shape == (2, 128)
+        assert learned.sum(1).tolist() == [30, 30]
+        assert bool(learned[:, 9].all())
+        assert not bool(learned[:, 39:].any())
+        assert ids[0, :40].tolist() == c.tokens[40 * rows[0] : 40 * rows[0] + 40].tolist()
+
+
+def test_teacher_remembers_what_it_read() -> None:
+    model, c = target(), corpus()
+    teacher, seen = Teacher(model, c), {}
+    for rows, ids, learned in batches(c, Schedule(steps=12, batch_tokens=256)):
+        states = teacher(rows, ids, learned)
+        with torch.no_grad():
+            fresh = model.model(input_ids=ids).last_hidden_state[:, :-1][learned]
+        torch.testing.assert_close(states, fresh, rtol=1e-4, atol=1e-4)
+        seen.update(dict.fromkeys(rows.tolist()))
+    assert len(seen) == len(c.length)
+    model.model.forward = None  # all is known: the target is not asked again
+    teacher(rows, ids, learned)
+
+
+def test_distilling_makes_the_draft_agree_with_the_target() -> None:
+    model, said = target(), []
+    torch.manual_seed(1)
+    draft = draft_model(model, Shape(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64))
+    schedule = Schedule(steps=150, batch_tokens=2048, rate=1e-2, warm_up=10)
+    distil(model, draft, corpus(48), schedule, said=said.append, every=50)
+    agrees = [float(line.split("agrees ")[1].split(",")[0]) for line in said]
+    assert len(said) == 3
+    assert agrees[-1] > 0.9
+    assert agrees[-1] > agrees[0]
+
+
+def test_export_is_read_back_within_half_a_step_of_int8(tmp_path: Path) -> None:
+    draft = draft_model(target(), Shape(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64))
+    export({"config": draft.config.to_dict(), "weights": draft.state_dict()}, tmp_path)
+    read = dict(Int8Draft(tmp_path).tensors())
+    for name, weight in draft.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        values = weight.numpy()
+        allowed = np.abs(values).max(-1, keepdims=True) / 127 / 2 + 1e-7 if values.ndim > 1 else 0.0
+        assert (np.abs(read[name] - values) <= allowed).all()
+    assert set(read) == {name for name in draft.state_dict() if name != "lm_head.weight"}
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_tokens_a_step_counts_what_a_server_would_emit() -> None:
+    assert tokens_a_step(Tape.iid(0.0, requests=4), 4) == 1.0
+    tape = Tape.iid(1.0, requests=4, output_tokens=(60, 60))
+    assert tokens_a_step(tape, 4) == 5.0
+    assert "| iid | 4 | 1.000 | 3.00 | 5.00 |" in acceptance_table(tape)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--target", "nowhere"], "--target is nowhere; allowed: a directory with a config.json"),
+        (["--heads", "3"], "--heads is 3; allowed: a divisor of --hidden, 256"),
+        (["--prompts", "nowhere"], "--prompts is nowhere; there is no such file"),
+    ],
+)
+def test_mistakes_are_named(
+    flags: list[str], message: str, models: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--target", str(models.target), "--out", str(tmp_path / "draft"), *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.server
+def test_the_command_makes_a_draft_and_does_no_phase_twice(models: Pair, tmp_path: Path) -> None:
+    """Through vLLM, on a target of the embedded model's vocabulary that is small enough to babble quickly."""
+    small = target(49152)
+    small.save_pretrained(tmp_path / "target")
+    for file in Path(models.target).glob("*"):
+        if file.name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            (tmp_path / "target" / file.name).write_bytes(file.read_bytes())
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"domain": "chat", "prompt": "Hello there", "max_tokens": 12}\n')
+    command = [sys.executable, str(ROOT / "train" / "draft.py"), "--target", str(tmp_path / "target")]
+    command += ["--out", str(tmp_path / "draft"), "--work", str(tmp_path / "work"), "--prompts", str(prompts)]
+    command += ["--tokens", "500", "--round", "4", "--steps", "3", "--batch-tokens", "256"]
+    command += ["--hidden", "32", "--heads", "2", "--kv-heads", "1", "--layers", "1", "--intermediate", "32"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert "step 3 of 3" in run.stdout
+    assert "| chat | 1 |" in (tmp_path / "draft" / "README.md").read_text()
+    made = {p: p.stat().st_mtime_ns for p in (tmp_path / "work").rglob("*.npz")}
+    made[tmp_path / "work" / "model.pt"] = (tmp_path / "work" / "model.pt").stat().st_mtime_ns
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert "step 3 of 3" not in again.stdout
+    assert {p: p.stat().st_mtime_ns for p in made} == made
+    other = subprocess.run([*command, "--steps", "4"], capture_output=True, text=True, timeout=300, check=False)
+    assert other.returncode == 2
+    assert "was trained with" in other.stderr
