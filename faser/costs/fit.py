@@ -1,9 +1,9 @@
 """Fit a `StepCost` to measured steps: least absolute errors, curves by their values at knots.
 
-    ms = max(verify(rows) + depth * draft(batch) + context_ms * context, host_ms + depth * launch_ms)
+    ms = max(verify(rows) + [depth > 0] * sync(rows) + depth * draft(batch) + context_ms * context,
+             host_ms + depth * launch_ms)
 
-The draft's own pass over the rows is made at every step, so it cannot be told from the target's: it is inside
-`verify`, and `sync` is 0. Absolute errors, by iterated reweighting, since a shared machine has steps that say
+Absolute errors, by iterated reweighting, since a shared machine has steps that say
 nothing: the fit aims at the middle step, not at the mean. An error counts relative to what steps of as many rows
 typically take, never to the step's own time, which would favour the short ones. More rows are never cheaper.
 
@@ -29,6 +29,7 @@ from faser.costs.steps import Array, Steps
 
 ROW_KNOTS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 BATCH_KNOTS = (1, 4, 16, 32, 64, 128, 256)
+SYNC_KNOTS = (1, 128)
 LEAST = 6
 """Fewest steps to fit."""
 ROUNDS = 30
@@ -75,13 +76,15 @@ def fit(steps: Steps, *, name: str, device: str, source: str) -> StepCost:
     hosted = [problem.solve(start, host=True) for start in starts if start.any() and not start.all()]
     if hosted and min(e for _, e in hosted) < (1.0 - HOST_GAIN) * error:
         found, _ = min(hosted, key=lambda fitted: fitted[1])
-    rows, batch = problem.row_knots, problem.batch_knots
-    verify, draft, (context_ms, host_ms, launch_ms) = np.split(found, [len(rows), len(rows) + len(batch)])
+    rows, batch, synced = problem.row_knots, problem.batch_knots, problem.sync_knots
+    ends = np.cumsum([len(rows), len(batch), len(synced)])
+    verify, draft, sync, (context_ms, host_ms, launch_ms) = np.split(found, ends)
     return StepCost(
         name=name,
         device=device,
         source=source,
         verify=_curve(rows, verify),
+        sync=_curve(synced, sync),
         draft=_curve(batch, draft),
         context_ms=round(float(context_ms) / 1000.0, 8),
         host_ms=round(float(host_ms), 4),
@@ -140,13 +143,14 @@ class _Problem:
     """Steps as a regression, all in units of what steps of as many rows typically take.
 
     device, host: [M, P] what the parameters stand for if the device, or the host, takes longer. The parameters are the
-    values of verify and draft at their knots, context_ms x 1000, host_ms and launch_ms.
+    values of verify, draft and sync at their knots, context_ms x 1000, host_ms and launch_ms.
     target: [M]; bends: [bends, P], to be small; rise: [P, P], from the verify curve's first value and its rises, which
     are not negative, to its values.
     """
 
     row_knots: Array
     batch_knots: Array
+    sync_knots: Array
     device: Array
     host: Array
     target: Array
@@ -156,9 +160,11 @@ class _Problem:
     @classmethod
     def of(cls, steps: Steps) -> _Problem:
         rows, batch = _within(ROW_KNOTS, steps.rows), _within(BATCH_KNOTS, steps.batch)
+        synced = _within(SYNC_KNOTS, steps.rows)
         none = np.zeros((len(steps), 2))
         drafting = steps.depth[:, None] * _hats(steps.batch, batch)
-        device = np.hstack([_hats(steps.rows, rows), drafting, steps.context[:, None] / 1000.0, none])
+        syncing = (steps.depth > 0)[:, None] * _hats(steps.rows, synced)
+        device = np.hstack([_hats(steps.rows, rows), drafting, syncing, steps.context[:, None] / 1000.0, none])
         host = np.zeros_like(device)
         host[:, -2:] = np.stack([np.ones(len(steps)), steps.depth], axis=1)
         typical = _typical(steps, rows)
@@ -169,6 +175,7 @@ class _Problem:
         return cls(
             row_knots=rows,
             batch_knots=batch,
+            sync_knots=synced,
             device=device / unit[:, None],
             host=host / unit[:, None],
             target=steps.ms / unit,

@@ -48,7 +48,8 @@ class Curve:
 class StepCost:
     """Step time of one (device, target, draft).
 
-    verify, sync: ms by rows; draft: ms of one draft step by batch; context_ms: ms per token of context.
+    verify: ms by rows; sync: ms by rows where anything is drafted; draft: ms of one draft step by batch; context_ms: ms
+    per token of context.
     host_ms, launch_ms: ms that the host takes for a step, and for each draft step more; the device works meanwhile.
     measured: how it was measured, see MEASURED; not compared.
     """
@@ -71,7 +72,8 @@ class StepCost:
         that broadcast.
         """
         depth = np.asarray(depth, np.float64)
-        device = self.verify(rows) + self.sync(rows) + depth * self.draft(batch) + self.context_ms * np.asarray(context)
+        drafting = (depth > 0) * self.sync(rows) + depth * self.draft(batch)
+        device = self.verify(rows) + drafting + self.context_ms * np.asarray(context)
         return np.maximum(device, self.host_ms + self.launch_ms * depth)
 
     def step_ms(self, *, rows: float, batch: float, depth: int = 0, context: float = 0) -> float:
