@@ -11,15 +11,22 @@ import numpy as np
 
 from faser.core import MAX_DEPTH, Decision, Observation
 
+EVERY = 8
+
 
 class Probe:
-    """Walks a seeded order of all (length, depth) with length <= depth, over and over, `hold` steps at each."""
+    """Walks a seeded order of all (length, depth) with length <= depth, over and over, `hold` steps at each.
+
+    Nothing is drafted at every EVERY-th: that is what all else is weighed against, so every batch has to meet it.
+    """
 
     def __init__(self, hold: int, seed: int) -> None:
         if hold < 1:
             raise ValueError(f"hold is {hold}; allowed: 1 or more")
-        pairs = [(length, depth) for depth in range(MAX_DEPTH + 1) for length in range(depth + 1)]
-        self._walk = [pairs[i] for i in np.random.default_rng(seed).permutation(len(pairs))]
+        pairs = [(length, depth) for depth in range(1, MAX_DEPTH + 1) for length in range(depth + 1)]
+        walk = [pairs[i] for i in np.random.default_rng(seed).permutation(len(pairs))]
+        parts = [walk[i : i + EVERY - 1] for i in range(0, len(walk), EVERY - 1)]
+        self._walk = [pair for part in parts for pair in ((0, 0), *part)]
         self._hold = hold
         self._steps = 0
 

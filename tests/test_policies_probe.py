@@ -12,6 +12,7 @@ from faser.policies.probe import Probe
 
 COST = StepCost(name="", device="", source="", verify=Curve((1.0,), (1.0,)))
 PAIRS = {(length, depth) for depth in range(MAX_DEPTH + 1) for length in range(depth + 1)}
+ROUND = len(PAIRS) - 1 + 5
 
 
 def seen(running: int = 2, prefill_share: float = 0.0) -> Observation:
@@ -26,12 +27,14 @@ def walk(probe: Probe, steps: int) -> list[tuple[int, int]]:
     return [(int(d.lengths[0]), d.draft_depth) for d in decisions]
 
 
-def test_every_pair_is_held_as_long_as_asked_and_each_once_in_a_round() -> None:
-    walked = walk(Probe(3, seed=0), 3 * len(PAIRS))
+def test_every_pair_is_held_as_long_as_asked_and_no_drafting_comes_every_eighth_time() -> None:
+    walked = walk(Probe(3, seed=0), 3 * ROUND)
     held = walked[::3]
     assert walked == [pair for pair in held for _ in range(3)]
-    assert sorted(held) == sorted(PAIRS)
-    assert walk(Probe(1, seed=0), 2 * len(PAIRS)) == held + held
+    assert sorted(set(held)) == sorted(PAIRS)
+    assert held.count((0, 0)) == 5
+    assert set(held[::8]) == {(0, 0)}
+    assert walk(Probe(1, seed=0), 2 * ROUND) == held + held
 
 
 def test_the_seed_is_the_order() -> None:
@@ -50,7 +53,7 @@ def test_steps_that_compute_nothing_do_not_count_and_prompts_do() -> None:
 def test_it_is_had_by_name() -> None:
     policy = make_policy("probe:4:7", COST)
     assert isinstance(policy, Probe)
-    assert walk(policy, 40) == walk(Probe(4, 7), 40)
+    assert walk(policy, 80) == walk(Probe(4, 7), 80)
 
 
 @pytest.mark.parametrize("spec", ["probe:0", "probe:x", "probe:2:x", "probe:2:1:1", "probe:-1"])

@@ -20,7 +20,7 @@ MIXED_BATCHES, MIXED_PROMPTS = (1, 8, 32, 128), (64, 256, 1024)
 HOLD = 9
 """Steps for which the probe holds a decision: one that does not count, and eight of which the median is taken."""
 HOLDS = 8
-"""Decisions of one visit, of the probe's 36."""
+"""Decisions of one visit, of the probe's 40; one of them drafts nothing."""
 GROWTH = 4
 """Tokens that a request grows by in a step, at most, for what fits in the KV cache: one, and the probe's lengths, which
 are 2.3 on average.
