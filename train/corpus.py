@@ -209,7 +209,7 @@ class Author:
 
     def round(self, count: int) -> Conversations:
         """About `count` new conversations. Answers are greedy half of the time: so are many requests of a server."""
-        asking = [self._opened(domain, opener) for domain, opener in self._openers(count)]
+        asking = self._opened(count)
         asking += self._reading(count - len(asking))
         asked = [(domain, turn) for domain, turn, _ in asking]
         open_turns = [i for i, (_, _, unfinished) in enumerate(asking) if unfinished]
@@ -237,17 +237,14 @@ class Author:
             np.array([domain for domain, _ in asked]),
         )
 
-    def _openers(self, count: int) -> list[tuple[str, str]]:
-        """Domain and first words of the user turns that `OPENERS` has of `count`; all, while there is no document."""
+    def _opened(self, count: int) -> list[tuple[str, Tokens, bool]]:
+        """Of `count` user turns those that `OPENERS` has, all while there is no document; see `_reading`."""
         share = 1.0 if self.documents else sum(weight for weight, _ in OPENERS.values())
-        chosen = []
+        turns: list[tuple[str, Tokens, bool]] = []
         for domain, (weight, openers) in OPENERS.items():
             picks = self.rng.integers(0, len(openers), round(count * weight / share))
-            chosen += [(domain, openers[i]) for i in picks]
-        return chosen
-
-    def _opened(self, domain: str, opener: str) -> tuple[str, Tokens, bool]:
-        return domain, self.chat.encode(opener) if opener else [], True
+            turns += [(domain, self.chat.encode(openers[i]) if openers[i] else [], True) for i in picks]
+        return turns
 
     def _reading(self, count: int) -> list[tuple[str, Tokens, bool]]:
         """Domain, user turn, and whether its question is still to be written."""

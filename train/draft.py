@@ -22,6 +22,7 @@ import torch
 from faser.models import ModelError
 from faser.tapes import TapeError
 from faser.tapes.prompts import PROMPTS
+from faser.train.arguments import positive
 from faser.train.corpus import LONGEST, Author, ChatFormat, Conversations
 from faser.train.distil import Schedule, Shape, distil, draft_model
 from faser.train.draft_export import acceptance_table, evaluate, export, write_card
@@ -42,27 +43,21 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--prompts", type=Path, default=PROMPTS, help="held-out prompts to evaluate on (default: those shipped)"
     )
-    p.add_argument("--tokens", type=_positive, default=20_000_000, help="to write (default: %(default)s)")
-    p.add_argument("--engines", type=_positive, default=1, help="vLLM engines side by side (default: 1)")
-    p.add_argument("--round", type=_positive, default=ROUND, help="conversations of a round (default: %(default)s)")
-    p.add_argument("--steps", type=_positive, default=schedule.steps, help="of training (default: %(default)s)")
+    p.add_argument("--tokens", type=positive, default=20_000_000, help="to write (default: %(default)s)")
+    p.add_argument("--engines", type=positive, default=1, help="vLLM engines side by side (default: 1)")
+    p.add_argument("--round", type=positive, default=ROUND, help="conversations of a round (default: %(default)s)")
+    p.add_argument("--steps", type=positive, default=schedule.steps, help="of training (default: %(default)s)")
     p.add_argument(
-        "--batch-tokens", type=_positive, default=schedule.batch_tokens, help="of a step (default: %(default)s)"
+        "--batch-tokens", type=positive, default=schedule.batch_tokens, help="of a step (default: %(default)s)"
     )
     p.add_argument("--rate", type=float, default=schedule.rate, help="peak learning rate (default: %(default)s)")
     for name in ("hidden", "layers", "heads", "kv_heads", "intermediate"):
-        p.add_argument(f"--{name.replace('_', '-')}", type=_positive, default=getattr(shape, name), help="of the draft")
+        p.add_argument(f"--{name.replace('_', '-')}", type=positive, default=getattr(shape, name), help="of the draft")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--phase", choices=PHASES, default=PHASES[-1], help="stop after this one (default: evaluate)")
     p.add_argument("--engine", type=int, help=argparse.SUPPRESS)
     return p
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: a whole number, 1 or more")
-    return int(text)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from faser.models import ModelError
-from faser.models.gguf_llama import write_json
 from faser.models.int8_draft import Int8Draft, write_int8
+from faser.models.json_file import write_json
 from faser.tapes import Tape, recorder
 
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")

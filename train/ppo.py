@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from faser.train import resume
+from faser.train.arguments import positive
 from faser.train.evaluation import world
 from faser.train.export import table
 from faser.train.presets import PRESETS, Settings
@@ -34,22 +35,16 @@ def parser() -> argparse.ArgumentParser:
         "--model", nargs="+", choices=list(PRESETS), metavar="MODEL", help=f"one or more of {', '.join(PRESETS)}"
     )
     p.add_argument(
-        "--timesteps", type=_positive, default=None, help=f"environment steps (default: {defaults.timesteps})"
+        "--timesteps", type=positive, default=None, help=f"environment steps (default: {defaults.timesteps})"
     )
     p.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
     p.add_argument("--out", type=Path, help="policy file (default: runs/MODEL-SEED/ppo.pt)")
     p.add_argument(
-        "--envs", type=_positive, default=defaults.envs, help="environments side by side (default: %(default)s)"
+        "--envs", type=positive, default=defaults.envs, help="environments side by side (default: %(default)s)"
     )
     p.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run that was stopped in this directory")
     p.add_argument("--logdir", type=Path, help="TensorBoard directory (default: beside the policy file, tensorboard/)")
     return p
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: a whole number, 1 or more")
-    return int(text)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,7 +5,6 @@ Nothing is kept quantised: the 4-bit blocks are expanded to the values they stan
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from faser.models.json_file import write_json
 from faser.models.weights import write_safetensors
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -144,8 +144,3 @@ def rotary_halves(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32
     """
     rows, width = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, width).swapaxes(1, 2).reshape(rows, width)
-
-
-def write_json(path: Path, value: object) -> None:
-    """`value` as indented JSON."""
-    path.write_text(json.dumps(value, indent=1) + "\n")

@@ -6,7 +6,6 @@ the model's size, and the directory is there whole or not at all (`cache`).
 
 from __future__ import annotations
 
-import json
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from faser.models.json_file import write_json
 from faser.models.padding import Maker, Shard, Weights
 from faser.models.pair import ModelError
 from faser.models.place import Advance, place
@@ -76,7 +76,7 @@ def _write(directory: Path, maker: Maker, config: dict[str, Any], advance: Advan
     for name in COPIED:
         if (source.directory / name).is_file():
             shutil.copyfile(source.directory / name, directory / name)
-    _json(directory / "config.json", config)
+    write_json(directory / "config.json", config)
     (directory / "README.md").write_text(card(maker.plan, config))
     try:
         _write_shards(directory, maker, advance)
@@ -105,7 +105,7 @@ def _write_shards(directory: Path, maker: Maker, advance: Advance) -> None:
             del made, shard  # the writer holds it: the next one is made beside one layer, not two
         if writing is not None:
             writing.result()
-    _json(directory / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": files})
+    write_json(directory / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": files})
 
 
 def _save(shard: Shard, path: Path) -> None:
@@ -145,7 +145,3 @@ written. In exact arithmetic the two give the same logits; in {config["dtype"]} 
 then the likeliest token differs. Which weights are the source's: `faser/models/inflate.py` of FASER. The licence is the
 source's.
 """
-
-
-def _json(path: Path, contents: dict[str, Any]) -> None:
-    path.write_text(json.dumps(contents, indent=1) + "\n")

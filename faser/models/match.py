@@ -6,12 +6,12 @@ against anyone: these checks return None. What they do find is sure.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from faser.costs import StepCost
 from faser.models.fingerprint import function
+from faser.models.json_file import read_json
 from faser.models.pair import ModelError, Pair
 from faser.tapes.tape import Tape, TapeError
 
@@ -110,13 +110,5 @@ def _tokens(directory: Path) -> dict[str, int] | None:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    """The object in a file; None if there is no file. ModelError: unreadable, or something else in it."""
-    if not path.is_file():
-        return None
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {getattr(error, 'strerror', None) or error}") from None
-    if not isinstance(data, dict):
-        raise ModelError(f"{path} holds {type(data).__name__}; allowed: a JSON object")
-    return data
+    """`read_json`, but None if there is no file."""
+    return read_json(path) if path.is_file() else None

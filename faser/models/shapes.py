@@ -6,13 +6,13 @@ Numbers only: no weights are read and torch is not imported, so a mapping that c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from faser.models.fingerprint import FUNCTION_OF, function
+from faser.models.json_file import read_json
 from faser.models.pair import ModelError
 
 INFLATED = "faser_inflated"
@@ -116,7 +116,7 @@ def shape_of(name_or_config: str) -> Shape:
     if not path.is_file():
         raise ModelError(f"shape is {name_or_config!r}; allowed: {', '.join(SHAPES)}, or a config.json")
     # A file called config.json is named after its folder, which says more.
-    return Shape.of_config(_read(path), path.absolute().parent.name if path.stem == "config" else path.stem)
+    return Shape.of_config(read_json(path), path.absolute().parent.name if path.stem == "config" else path.stem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Llama:
         """Of a Hugging Face directory; weights are not looked at. ModelError: not one, or not a plain Llama."""
         if not directory.is_dir():
             raise ModelError(f"model directory {str(directory)!r} does not exist")
-        config = _read(directory / "config.json")
+        config = read_json(directory / "config.json")
         _refuse_unlike_llama(config, str(directory))
         shape = Shape.of_config(config, directory.absolute().name)
         for key, kind in (("vocab_size", int), ("rms_norm_eps", float)):
@@ -215,16 +215,6 @@ def plan(source: Llama, shape: Shape) -> Plan:
         queries=tuple((q // group * copies + q % group // room) * room + q % group % room for q in range(small.heads)),
         keys=tuple((to, to // copies) for to in range(copies * small.kv_heads)),
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {getattr(error, 'strerror', None) or error}") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} holds {type(config).__name__}; allowed: a JSON object")
-    return config
 
 
 def _refuse_unlike_llama(config: Mapping[str, Any], where: str) -> None:

