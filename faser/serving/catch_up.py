@@ -9,7 +9,6 @@ requests that have ended meanwhile is never computed. Outputs cannot change: onl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,7 @@ from numpy.typing import NDArray
 from vllm.forward_context import set_forward_context
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 
-
-@dataclass(frozen=True, slots=True)
-class Gaps:
-    """Of the M requests of a batch that miss some: rows [M] in the batch, start and end [M] of what they miss."""
-
-    rows: NDArray[np.int64]
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 
 class LazyDrafter(DraftModelProposer):
@@ -55,7 +47,7 @@ class LazyDrafter(DraftModelProposer):
         else:
             rows = np.flatnonzero(~later & (start < computed))
             if len(rows):
-                self._catch_up(Gaps(rows, start[rows], computed[rows]), metadata)
+                self._catch_up(rows, start[rows], computed[rows], metadata)
             drafted = super().propose(*args, **kwargs)
         for request, waits, at in zip(batch.req_ids, later.tolist(), start.tolist(), strict=True):
             if waits:
@@ -64,28 +56,28 @@ class LazyDrafter(DraftModelProposer):
                 self._missing.pop(request, None)
         return drafted
 
-    def _catch_up(self, gaps: Gaps, metadata: Any) -> None:
-        """One pass over the missing positions of known text."""
-        lengths = gaps.end - gaps.start
-        row = np.repeat(gaps.rows, lengths)
-        position = np.concatenate([np.arange(s, e) for s, e in zip(gaps.start, gaps.end, strict=True)])
+    def _catch_up(self, rows: Positions, start: Positions, end: Positions, metadata: Any) -> None:
+        """One pass over the positions `start` to `end` [M] of known text of M requests, the batch's `rows` [M]."""
+        lengths = end - start
+        row = np.repeat(rows, lengths)
+        position = np.concatenate([np.arange(s, e) for s, e in zip(start, end, strict=True)])
         tokens = torch.from_numpy(self._runner.input_batch.token_ids_cpu[row, position]).to(self.device)
         positions = torch.from_numpy(position).to(self.device)
         table = metadata.block_table_tensor
         block = table[torch.from_numpy(row).to(self.device), positions // self.block_size]
         slots = block.to(torch.int64) * self.block_size + positions % self.block_size
         starts = torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
-        ends = torch.from_numpy(gaps.end.astype(np.int32))
+        ends = torch.from_numpy(end.astype(np.int32))
         own = metadata.replace(
             query_start_loc=starts.to(self.device),
             query_start_loc_cpu=starts,
             seq_lens=ends.to(self.device),
             seq_lens_cpu_upper_bound=ends,
-            num_reqs=len(gaps.rows),
+            num_reqs=len(rows),
             num_actual_tokens=len(position),
             max_query_len=int(lengths.max()),
-            max_seq_len=int(gaps.end.max()),
-            block_table_tensor=table[torch.from_numpy(gaps.rows).to(self.device)],
+            max_seq_len=int(end.max()),
+            block_table_tensor=table[torch.from_numpy(rows).to(self.device)],
             slot_mapping=slots,
             positions=None,
             is_prefilling=None,
