@@ -38,7 +38,7 @@ def write_llama(directory: Path) -> None:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache whose `smollm2` is a toy, and named shapes a little larger than it: the real ones take gigabytes."""
     cache = tmp_path / "cache"
-    pair = Pair("smollm2", cache / "smollm2-135m-instruct-00", cache / "smollm2-draft-14m-00", "cpu-smollm2", "smollm2")
+    pair = Pair("smollm2", cache / "smollm2-135m-instruct-00", cache / "smollm2-draft-15m-00", "cpu-smollm2", "smollm2")
 
     def toy(where: Path, **_: bool) -> Pair:
         assert where == cache

@@ -38,7 +38,7 @@ def test_a_wheel_install_finds_the_draft_and_the_mapped_folders(wheel: Path, tmp
     faser, envs, draft, shipped = ran.stdout.split()
     assert all(Path(path).is_relative_to(tmp_path) for path in (faser, envs, shipped))
     assert (Path(shipped) / "model.int8.safetensors").is_file()
-    assert "smollm2-draft-14m" in draft
+    assert "smollm2-draft-15m" in draft
 
 
 def test_a_wheel_carries_every_python_file(wheel: Path) -> None:

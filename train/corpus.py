@@ -20,9 +20,9 @@ Ids = NDArray[np.int32]
 
 NAMES = ("Maria", "Tom", "Aisha", "Li", "Sam", "Olga", "Diego", "Priya", "Ben", "Noor", "Kofi", "Emma")
 OPENERS: dict[str, tuple[float, tuple[str, ...]]] = {
-    "any": (0.20, ("",)),
+    "any": (0.16, ("",)),
     "chat": (
-        0.16,
+        0.13,
         (
             "How do I",
             "How can I",
@@ -52,7 +52,7 @@ OPENERS: dict[str, tuple[float, tuple[str, ...]]] = {
         ),
     ),
     "articles": (
-        0.08,
+        0.07,
         (
             "Write a long news article about",
             "Write a detailed report on",
@@ -66,7 +66,7 @@ OPENERS: dict[str, tuple[float, tuple[str, ...]]] = {
         ),
     ),
     "code": (
-        0.16,
+        0.14,
         (
             "Complete this Python function:\n\ndef",
             "Finish the function.\n\ndef",
@@ -85,7 +85,7 @@ OPENERS: dict[str, tuple[float, tuple[str, ...]]] = {
         ),
     ),
     "maths": (
-        0.16,
+        0.14,
         (
             *(f"{name} {verb}" for name in NAMES for verb in ("has", "buys", "is", "wants to", "earns", "reads")),
             "A train",

@@ -8,6 +8,7 @@ measured on prompts that it never saw, after quantising it to int8 rows as it is
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         "--prompts", type=Path, default=PROMPTS, help="held-out prompts to evaluate on (default: those shipped)"
     )
     p.add_argument("--tokens", type=positive, default=20_000_000, help="to write (default: %(default)s)")
-    p.add_argument("--engines", type=positive, default=1, help="vLLM engines side by side (default: 1)")
+    p.add_argument("--engines", type=positive, default=1, help="vLLM engines side by side, over all GPUs (default: 1)")
     p.add_argument("--round", type=positive, default=ROUND, help="conversations of a round (default: %(default)s)")
     p.add_argument("--steps", type=positive, default=schedule.steps, help="of training (default: %(default)s)")
     p.add_argument(
@@ -113,9 +114,16 @@ def written(corpus: Path) -> int:
 
 
 def _run_engines(argv: list[str], count: int) -> int:
-    """`write` in `count` processes, an engine each; returns how many failed."""
+    """`write` in `count` processes, an engine each, shared out over the GPUs; returns how many failed."""
     command = [sys.executable, __file__, *argv]
-    engines = [subprocess.Popen([*command, "--engine", str(i)]) for i in range(count)]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    gpus = seen.split(",")
+    engines = [
+        subprocess.Popen(
+            [*command, "--engine", str(i)], env={**os.environ, "CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]}
+        )
+        for i in range(count)
+    ]
     return sum(engine.wait() != 0 for engine in engines)
 
 

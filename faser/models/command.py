@@ -67,7 +67,7 @@ def _list() -> None:
     for name in known_models():
         pair = resolve(name, cache=cache)
         parts = [pair.target, pair.draft] if name == smollm2.NAME else [pair.target]
-        what = "SmolLM2-135M-Instruct and its draft of 14M parameters; serve and prepare build it"
+        what = "SmolLM2-135M-Instruct and its draft of 15M parameters; serve and prepare build it"
         if name in INFLATED:
             what = f"SmolLM2's text at {name}'s cost, with the same draft; faser models prepare {name}"
         _print_row(name, [Path(str(part)) for part in parts], gigabytes(name), what)

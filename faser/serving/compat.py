@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -84,6 +85,17 @@ def use_full_graphs(config: CompilationConfig) -> None:
     from vllm.config import CUDAGraphMode
 
     config.cudagraph_mode = CUDAGraphMode.FULL
+
+
+def piecewise_graphs(config: CompilationConfig) -> CompilationConfig:
+    """The same with piecewise CUDA graphs in place of full ones; the registry of layers in it stays shared."""
+    from vllm.config import CUDAGraphMode
+
+    if config.cudagraph_mode is None or not config.cudagraph_mode.has_full_cudagraphs():
+        return config
+    config = copy.copy(config)
+    config.cudagraph_mode = CUDAGraphMode.PIECEWISE
+    return config
 
 
 def decoding(scheduler: Scheduler) -> list[Request]:

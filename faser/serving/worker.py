@@ -2,6 +2,9 @@
 
 The confidence of a drafted token is its softmax probability; drafting is greedy, so that is the largest one.
 Confidences ride on vLLM's own DraftTokenIds, from the worker to the scheduler.
+
+On a GPU the draft's passes run in CUDA graphs, piecewise: vLLM has only these for drafts, and captures none while the
+target's are full ones. On an H200, 13B shape, batch 1 and depth 4: 12.2 ms a step instead of 17.1.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from faser.serving import compat
 from faser.serving.catch_up import LazyDrafter
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.outputs import DraftTokenIds
 
 
@@ -28,6 +32,20 @@ class ConfidentDrafter(LazyDrafter):
     def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self._confidences = []
         return super().propose(*args, **kwargs)
+
+    def _create_draft_vllm_config(self) -> VllmConfig:
+        config: VllmConfig = super()._create_draft_vllm_config()
+        config.compilation_config = compat.piecewise_graphs(config.compilation_config)
+        return config
+
+    def dummy_run(
+        self,
+        num_tokens: int,
+        use_cudagraphs: bool = True,
+        is_graph_capturing: bool = False,
+        slot_mappings: dict[str, torch.Tensor] | None = None,
+    ) -> None:
+        super().dummy_run(num_tokens, use_cudagraphs or is_graph_capturing, is_graph_capturing, slot_mappings)
 
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
         model: Any = self.model  # a torch module with vLLM's own methods

@@ -174,19 +174,20 @@ class Tape:
         )
 
     def split(self, part: str) -> Tape:
-        """`train` or `eval`: every second request of each domain and temperature; or `all`.
+        """`train` or `eval`: the first or the second half of the requests of each domain and temperature; or `all`.
 
         Evaluation sees other prompts: a recorder that writes each prompt at several temperatures does so in one order.
+        And other documents, where prompts about one are neighbours.
         """
         if part not in PARTS:
             raise TapeError(f"part is {part!r}; allowed: {', '.join(PARTS)}")
         if part == "all":
             return self
-        within = np.zeros(len(self), np.int64)
+        second = np.zeros(len(self), np.bool_)
         for kind in {*zip(self.domain.tolist(), self.temperature.tolist(), strict=True)}:
-            mine = (self.domain == kind[0]) & (self.temperature == np.float32(kind[1]))
-            within[mine] = np.arange(mine.sum())
-        chosen = np.flatnonzero(within % 2 == PARTS.index(part) - 1)
+            mine = np.flatnonzero((self.domain == kind[0]) & (self.temperature == np.float32(kind[1])))
+            second[mine[(len(mine) + 1) // 2 :]] = True
+        chosen = np.flatnonzero(second == (part == "eval"))
         if not len(chosen):
             raise TapeError(f"part {part!r} of this tape of {len(self)} requests is empty")
         return self.take(chosen)
