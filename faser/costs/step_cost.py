@@ -44,12 +44,15 @@ class Curve:
         return inside + np.maximum(x - self.x[-1], 0.0) * slope
 
 
+NOTHING = Curve((1.0,), (0.0,))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
     """Step time of one (device, target, draft).
 
-    verify: ms by rows; sync: ms by rows where anything is drafted; draft: ms of one draft step by batch; context_ms: ms
-    per token of context.
+    verify: ms by rows; request: ms more by batch; sync: ms by rows where anything is drafted; draft: ms of one draft
+    step by batch; context_ms: ms per token of context.
     host_ms, launch_ms: ms that the host takes for a step, and for each draft step more; the device works meanwhile.
     measured: how it was measured, see MEASURED; not compared.
     """
@@ -58,8 +61,9 @@ class StepCost:
     device: str
     source: str
     verify: Curve
-    sync: Curve = field(default=Curve((1.0,), (0.0,)))
-    draft: Curve = field(default=Curve((1.0,), (0.0,)))
+    request: Curve = NOTHING
+    sync: Curve = NOTHING
+    draft: Curve = NOTHING
     context_ms: float = 0.0
     host_ms: float = 0.0
     launch_ms: float = 0.0
@@ -73,7 +77,7 @@ class StepCost:
         """
         depth = np.asarray(depth, np.float64)
         drafting = (depth > 0) * self.sync(rows) + depth * self.draft(batch)
-        device = self.verify(rows) + drafting + self.context_ms * np.asarray(context)
+        device = self.verify(rows) + self.request(batch) + drafting + self.context_ms * np.asarray(context)
         return np.maximum(device, self.host_ms + self.launch_ms * depth)
 
     def step_ms(self, *, rows: float, batch: float, depth: int = 0, context: float = 0) -> float:
@@ -114,7 +118,8 @@ def load_profile(name: str | Path) -> StepCost:
         raise ValueError(f"profile {path}: {error}") from None
 
 
-_TEXTS, _CURVES = ("name", "device", "source"), ("verify", "sync", "draft")
+_TEXTS = ("name", "device", "source")
+CURVES = ("verify", "request", "sync", "draft")
 _NUMBERS = ("context_ms", "host_ms", "launch_ms")
 MEASURED = ("date", "command", "driver", "versions", "clocks", "cuda_graphs", "target", "draft", "held_out", "points")
 """Entries of `StepCost.measured`, any of which may be missing.
@@ -134,8 +139,8 @@ def _parse(data: Any) -> StepCost:
         if not isinstance(data.get(key), str):
             raise ValueError(f"{key} is {data.get(key)!r}; allowed: text")
     curves = data.get("curves")
-    if not isinstance(curves, dict) or "verify" not in curves or not set(curves) <= set(_CURVES):
-        raise ValueError(f"curves is {_kind(curves)}; allowed: an object of {', '.join(_CURVES)}, with verify")
+    if not isinstance(curves, dict) or "verify" not in curves or not set(curves) <= set(CURVES):
+        raise ValueError(f"curves is {_kind(curves)}; allowed: an object of {', '.join(CURVES)}, with verify")
     measured = data.get("measured", {})
     if not isinstance(measured, dict) or not set(measured) <= set(MEASURED):
         raise ValueError(f"measured is {_kind(measured)}; allowed: an object of {', '.join(MEASURED)}")

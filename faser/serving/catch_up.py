@@ -61,23 +61,23 @@ class LazyDrafter(DraftModelProposer):
         lengths = end - start
         row = np.repeat(rows, lengths)
         position = np.concatenate([np.arange(s, e) for s, e in zip(start, end, strict=True)])
-        tokens = torch.from_numpy(self._runner.input_batch.token_ids_cpu[row, position]).to(self.device)
-        positions = torch.from_numpy(position).to(self.device)
+        tokens = self._sent(self._runner.input_batch.token_ids_cpu[row, position])
+        positions = self._sent(position)
         table = metadata.block_table_tensor
-        block = table[torch.from_numpy(row).to(self.device), positions // self.block_size]
+        block = table[self._sent(row), positions // self.block_size]
         slots = block.to(torch.int64) * self.block_size + positions % self.block_size
-        starts = torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
-        ends = torch.from_numpy(end.astype(np.int32))
+        starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        ends = end.astype(np.int32)
         own = metadata.replace(
-            query_start_loc=starts.to(self.device),
-            query_start_loc_cpu=starts,
-            seq_lens=ends.to(self.device),
-            seq_lens_cpu_upper_bound=ends,
+            query_start_loc=self._sent(starts),
+            query_start_loc_cpu=torch.from_numpy(starts),
+            seq_lens=self._sent(ends),
+            seq_lens_cpu_upper_bound=torch.from_numpy(ends),
             num_reqs=len(rows),
             num_actual_tokens=len(position),
             max_query_len=int(lengths.max()),
             max_seq_len=int(end.max()),
-            block_table_tensor=table[torch.from_numpy(rows).to(self.device)],
+            block_table_tensor=table[self._sent(rows)],
             slot_mapping=slots,
             positions=None,
             is_prefilling=None,
@@ -99,3 +99,8 @@ class LazyDrafter(DraftModelProposer):
             slot_mapping=self._get_slot_mapping(size, slots),
         ):
             self.model(**inputs)
+
+    def _sent(self, array: NDArray[Any]) -> torch.Tensor:
+        """The array on the device, without waiting for what the device still computes."""
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor

@@ -56,8 +56,9 @@ class SpeculationLoop:
 
     def decide(self, rows: Sequence[Row], *, waiting: int, kv_usage: float, prefill_tokens: int) -> Decision:
         """What to do in the step about to run, for `rows` [N]. See `RequestTable.observe` for the rest."""
-        self._end_step()
-        self._started = self._ended = time.perf_counter()
+        now = time.perf_counter()
+        self._end_step(now)
+        self._started = self._ended = now
         self._slots = slots = np.array([self._slot_of(row) for row in rows], np.int64)
         table = self._table
         table.context[slots] = [row.context for row in rows]
@@ -120,12 +121,13 @@ class SpeculationLoop:
         if self._log is not None:
             self._log.close()
 
-    def _end_step(self) -> None:
-        """Account for the last step, now that its duration is known."""
+    def _end_step(self, now: float | None = None) -> None:
+        """Account for the last step. With requests left it took until `now`, when the next begins."""
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             return
-        outcome = replace(outcome, seconds=self._ended - self._started)
+        ended = now if now is not None and self._slot else self._ended
+        outcome = replace(outcome, seconds=ended - self._started)
         self._step_ms = 1000.0 * outcome.seconds
         self.metrics.count_step(outcome)
         if self._log is not None:
