@@ -5,4 +5,8 @@ Importing this registers `faser/Speculation-v0` with Gymnasium.
 
 from gymnasium.envs.registration import register
 
-register(id="faser/Speculation-v0", entry_point="faser.envs.speculation:SpeculationEnv")
+register(
+    id="faser/Speculation-v0",
+    entry_point="faser.envs.speculation:SpeculationEnv",
+    vector_entry_point="faser.envs.vector:SpeculationVectorEnv",
+)

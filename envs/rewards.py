@@ -8,14 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from faser.envs.simulator import Step
-from faser.envs.summary import Baseline
+import numpy as np
+
+from faser.envs.engines import Advance, Doubles
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """The episodes of E engines without speculation, [E] each: see `Baseline`."""
+
+    system_s: Doubles
+    busy_s: Doubles
+    requests: Doubles
 
 
 class Reward(Protocol):
     """Pure: the same step gives the same reward."""
 
-    def __call__(self, step: Step, baseline: Baseline) -> float: ...
+    def __call__(self, advance: Advance, without: Without) -> Doubles:
+        """[E] of one step of all engines."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +37,16 @@ class TimeInSystem:
     An episode's return is minus the ratio of mean times in system, with the policy over without speculation.
     """
 
-    def __call__(self, step: Step, baseline: Baseline) -> float:
-        return -step.system_s / baseline.system_s
+    def __call__(self, advance: Advance, without: Without) -> Doubles:
+        return -advance.system_s / without.system_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
     """Minus the engine's seconds. The tokens of an episode are given, so its return is the inverse of the speed-up."""
 
-    def __call__(self, step: Step, baseline: Baseline) -> float:
-        return -step.outcome.seconds / baseline.busy_s
+    def __call__(self, advance: Advance, without: Without) -> Doubles:
+        return -advance.seconds / without.busy_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +55,9 @@ class Slo:
 
     target_s: float = 20.0
 
-    def __call__(self, step: Step, baseline: Baseline) -> float:
-        return -float((step.finished_s > self.target_s).sum()) / baseline.requests
+    def __call__(self, advance: Advance, without: Without) -> Doubles:
+        missed = np.bincount(advance.finished[advance.finished_s > self.target_s], minlength=len(advance.seconds))
+        return -missed / without.requests
 
 
 REWARDS: dict[str, Reward] = {"time_in_system": TimeInSystem(), "throughput": Throughput(), "slo": Slo()}

@@ -6,34 +6,14 @@ it, while `pack` and `unpack` turn them into the `Observation` that every policy
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.core import (
-    LOAD_FEATURES,
-    MAX_DEPTH,
-    MAX_FRONTIER,
-    REQUEST_FEATURES,
-    Capabilities,
-    Decision,
-    Floats,
-    Ints,
-    Observation,
-    checked,
-)
-from faser.costs import StepCost
-from faser.envs.arrivals import ARRIVALS, Arrivals, sample_trace
-from faser.envs.rewards import REWARDS, Reward
-from faser.envs.simulator import Simulator, Step, capacity, without_speculation
-from faser.envs.summary import Ledger
-from faser.models import measured
-from faser.tapes import Tape
-
-F, L = len(REQUEST_FEATURES), len(LOAD_FEATURES)
+from faser.core import Floats, Ints, Observation
+from faser.envs.episodes import Episodes, F, L, load_range
 
 
 def pack(observation: Observation, slots: Ints, size: int) -> Floats:
@@ -123,107 +103,31 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # the name and type are Gymnasium's
 
-    def __init__(
-        self,
-        *,
-        pair: str = "llama2-13b",
-        slots: int = 64,
-        requests: int = 192,
-        load: float | tuple[float, float] = (0.05, 1.2),
-        arrivals: str | Arrivals = "mixed",
-        acceptance: str | float | Tape = "tape",
-        part: str = "train",
-        objective: str = "time_in_system",
-        reward: Reward | None = None,
-        capabilities: Capabilities | None = None,
-        max_batched_tokens: int = 2048,
-        max_steps: int = 50_000,
-        cost: StepCost | None = None,
-    ) -> None:
-        for name, count in (("slots", slots), ("requests", requests), ("max_steps", max_steps)):
-            if count < 1:
-                raise ValueError(f"{name} is {count}; allowed: 1 or more")
-        if isinstance(arrivals, str) and arrivals not in ARRIVALS:
-            raise ValueError(f"arrivals is {arrivals!r}; allowed: {', '.join(ARRIVALS)}, or an object")
-        if objective not in REWARDS:
-            raise ValueError(f"objective is {objective!r}; allowed: {', '.join(REWARDS)}")
-        measured_cost, tape = measured(pair)
-        self.load = _load_range(load)
-        self.arrivals = ARRIVALS[arrivals] if isinstance(arrivals, str) else arrivals
-        self.reward = reward or REWARDS[objective]
-        self.capabilities = capabilities or Capabilities()
-        self.slots, self.requests, self.max_steps = slots, requests, max_steps
-        self.tape = _tape(acceptance, tape, part)
-        self.cost = cost or measured_cost
-        self.simulator = Simulator(self.tape, self.cost, slots=slots, max_batched_tokens=max_batched_tokens)
-        self.capacity = capacity(self.tape, self.cost, slots)
-        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (slots * F + L + slots,), np.float32)
-        self.action_space = gymnasium.spaces.MultiDiscrete([MAX_DEPTH + 1] * slots + [MAX_DEPTH + 1, MAX_FRONTIER + 1])
+    def __init__(self, **arguments: Any) -> None:
+        self.episodes = Episodes(**arguments)
+        self.observation_space = self.episodes.observation_space
+        self.action_space = self.episodes.action_space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         super().reset(seed=seed)
         options = dict(options or {})
-        low, high = _load_range(options.pop("load", self.load))
+        load = load_range(options.pop("load")) if "load" in options else None
         chosen = options.pop("seed", None)
         if options:
             raise ValueError(f"reset options hold {', '.join(map(repr, options))}; allowed: load, seed")
-        rng = self.np_random if chosen is None else np.random.default_rng(chosen)
-        self.episode_load = float(np.exp(rng.uniform(np.log(low), np.log(high))))
-        rate = self.episode_load * self.capacity
-        trace = sample_trace(self.arrivals, rng, self.requests, rate, self.tape)
-        self.baseline = without_speculation(self.simulator, trace)
-        self.simulator.start(trace)
-        self.ledger = Ledger()
-        return self._observation(), {"load": self.episode_load, **self._state()}
+        self.episodes.begin(0, self.np_random if chosen is None else np.random.default_rng(chosen), load)
+        return self.episodes.observation()[0], _of_one(self.episodes.state())
 
     def step(self, action: NDArray[np.int64]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        simulator = self.simulator
-        lengths = np.asarray(action[: self.slots])[simulator.slots]
-        decision = Decision(lengths, int(action[self.slots]), int(action[self.slots + 1]))
-        step = simulator.step(checked(decision, len(lengths), self.capabilities))
-        self.ledger.add(step.outcome, step.tokens, step.system_s)
-        terminated = simulator.done
-        truncated = not terminated and self.ledger.steps >= self.max_steps
-        info = self._info(step)
-        if terminated or truncated:
-            info["episode_summary"] = asdict(self.ledger.summary(simulator.time_in_system_s, self.baseline))
-        return self._observation(), self.reward(step, self.baseline), terminated, truncated, info
-
-    def _observation(self) -> Floats:
-        return pack(self.simulator.observe(), self.simulator.slots, self.slots)
-
-    def _state(self) -> dict[str, Any]:
-        simulator = self.simulator
-        return {"running": len(simulator.slots), "waiting": simulator.waiting, "time": simulator.now}
-
-    def _info(self, step: Step) -> dict[str, Any]:
-        outcome = step.outcome
-        return {
-            "step_ms": outcome.seconds * 1e3,
-            "tokens": step.tokens,
-            "verified": int(outcome.verified.sum()),
-            "accepted": int(outcome.accepted.sum()),
-            "depth": outcome.draft_depth,
-            "lengths": np.bincount(outcome.verified, minlength=MAX_DEPTH + 1),
-            "load": self.episode_load,
-            **self._state(),
-        }
+        advance, reward, terminated, truncated = self.episodes.step(np.asarray(action)[None])
+        info = _of_one(self.episodes.info(advance))
+        if terminated[0] or truncated[0]:
+            info["episode_summary"] = self.episodes.summary(0)
+        return self.episodes.observation()[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
 
 
-def _load_range(load: float | tuple[float, float]) -> tuple[float, float]:
-    low, high = load if isinstance(load, (tuple, list)) else (load, load)
-    if not 0.0 < low <= high < np.inf:
-        raise ValueError(f"load is {load}; allowed: a number above 0, or (low, high) with 0 < low <= high")
-    return float(low), float(high)
-
-
-def _tape(acceptance: str | float | Tape, recorded: Tape, part: str) -> Tape:
-    if isinstance(acceptance, Tape):
-        return acceptance.split(part)
-    if isinstance(acceptance, str):
-        if acceptance != "tape":
-            raise ValueError(f"acceptance is {acceptance!r}; allowed: 'tape', a number from 0 to 1, or a Tape")
-        return recorded.split(part)
-    return Tape.iid(acceptance).split(part)
+def _of_one(info: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """The entries of the only engine, as plain numbers where they are numbers."""
+    return {name: value[0].copy() if value.ndim > 1 else value[0].item() for name, value in info.items()}

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.core import StepOutcome
+if TYPE_CHECKING:
+    from faser.envs.engines import Advance
+
+SUMS = ("steps", "busy_s", "system_s", "tokens", "depth", "visits", "verified", "accepted")
+"""What a `Ledger` adds up; visits are requests that decoded, in all steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,45 +42,54 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """The same arrivals without speculation: request-seconds in the system, engine seconds, and requests."""
+    """The same arrivals without speculation: request-seconds in the system, engine seconds, requests, and the time in
+    system of each [n], s.
+    """
 
     system_s: float
     busy_s: float
     requests: int
+    time_in_system_s: NDArray[np.float64]
 
 
 class Ledger:
-    """Adds up steps."""
+    """Adds up the steps of E engines side by side; one row of `sums` [8, E] for each of SUMS."""
 
-    def __init__(self) -> None:
-        self.steps = self.request_steps = self.tokens = 0
-        self.verified = self.accepted = self.depth = 0
-        self.busy_s = self.system_s = 0.0
+    def __init__(self, engines: int) -> None:
+        self.sums = np.zeros((len(SUMS), engines))
 
-    def add(self, outcome: StepOutcome, tokens: int, system_s: float) -> None:
-        """One step: `tokens` emitted, `system_s` the integral of requests in the system over it."""
-        self.steps += 1
-        self.request_steps += len(outcome.verified)
-        self.tokens += tokens
-        self.verified += int(outcome.verified.sum())
-        self.accepted += int(outcome.accepted.sum())
-        self.depth += outcome.draft_depth
-        self.busy_s += outcome.seconds
-        self.system_s += system_s
+    def clear(self, engine: int) -> None:
+        """Forget the steps of one engine."""
+        self.sums[:, engine] = 0.0
 
-    def summary(self, time_in_system_s: NDArray[np.float64], baseline: Baseline) -> Summary:
-        """`time_in_system_s`: [n], NaN where unfinished."""
+    def add(self, advance: Advance) -> None:
+        """One step of all; engines that stood still are left out."""
+        moved, owner, e = advance.seconds > 0, advance.owner, len(advance.seconds)
+        counts = [np.bincount(owner, weights, e) for weights in (None, advance.verified, advance.accepted)]
+        steps = (moved, advance.seconds, advance.system_s, advance.tokens, advance.depth * moved)
+        for row, values in zip(self.sums, (*steps, *counts), strict=True):
+            np.add(row, values, out=row)
+
+    @property
+    def steps(self) -> NDArray[np.float64]:
+        """[E] so far."""
+        steps: NDArray[np.float64] = self.sums[0]
+        return steps
+
+    def summary(self, engine: int, time_in_system_s: NDArray[np.float64], baseline: Baseline) -> Summary:
+        """Of one engine. `time_in_system_s`: [n], NaN where unfinished."""
+        of = dict(zip(SUMS, self.sums[:, engine].tolist(), strict=True))
         done = time_in_system_s[np.isfinite(time_in_system_s)]
-        visits, steps = max(self.request_steps, 1), max(self.steps, 1)
+        visits, steps = max(of["visits"], 1), max(of["steps"], 1)
         return Summary(
             mean_time_in_system_s=float(done.mean()) if len(done) else float("nan"),
             p99_time_in_system_s=float(np.percentile(done, 99)) if len(done) else float("nan"),
-            tokens_per_s=self.tokens / self.busy_s if self.busy_s else 0.0,
-            ratio_to_none=self.system_s / baseline.system_s,
-            mean_length=self.verified / visits,
-            mean_depth=self.depth / steps,
-            mean_accepted=self.accepted / visits,
+            tokens_per_s=of["tokens"] / of["busy_s"] if of["busy_s"] else 0.0,
+            ratio_to_none=of["system_s"] / baseline.system_s,
+            mean_length=of["verified"] / visits,
+            mean_depth=of["depth"] / steps,
+            mean_accepted=of["accepted"] / visits,
             finished=len(done),
-            steps=self.steps,
-            busy_s=self.busy_s,
+            steps=int(of["steps"]),
+            busy_s=of["busy_s"],
         )

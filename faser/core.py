@@ -106,6 +106,19 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
+class Observations:
+    """Those of E engines at once: `requests` [M, F], engine e's at rows starts[e] to starts[e + 1]; `load` [E, L]."""
+
+    requests: Floats
+    load: Floats
+    starts: Ints
+
+    def of(self, engine: int) -> Observation:
+        """What the policy of one engine sees (views)."""
+        return Observation(self.requests[self.starts[engine] : self.starts[engine + 1]], self.load[engine])
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What to do in one step.
 

@@ -1,18 +1,23 @@
 """What is known of each running request, as arrays; the one place where an `Observation` is made.
 
 The simulator and the live engine both keep a `RequestTable` of S slots, so that a policy sees the same numbers in both.
-Rows of an observation are the slots that it was asked for, in that order.
+Rows of an observation are the slots that it was asked for, in that order. A server has one engine; the simulator runs
+E side by side, and what it is told of each is an array [E].
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from faser.core import LOAD_FEATURES, MAX_DEPTH, REQUEST_FEATURES, Floats, Ints, Observation
+from faser.core import LOAD_FEATURES, MAX_DEPTH, REQUEST_FEATURES, Floats, Ints, Observation, Observations
 from faser.costs import StepCost
 
 FAST, SLOW = 0.2, 0.02
 """Weight of one drafted token's verdict in the two acceptance averages (about the last 5 and the last 50 tokens)."""
+
+MOVES = tuple(1.0 - (1.0 - weight) ** np.arange(MAX_DEPTH + 1) for weight in (FAST, SLOW))
+"""How far each average moves, [K + 1] by the number of judged tokens."""
 
 PRIOR, FORGET = 0.6, 0.001
 """Acceptance assumed before an engine's first verdict; and the pull back to it per step without any, so that an
@@ -32,11 +37,13 @@ class RequestTable:
     kept out of `acceptance`, the estimate that all share.
     """
 
-    def __init__(self, slots: int, *, capacity: int, latency_target_s: float = 20.0) -> None:
-        """capacity: requests that can run at once, the unit of the load features. latency_target_s: see `observe`."""
+    def __init__(self, slots: int, *, capacity: int, engines: int = 1, latency_target_s: float = 20.0) -> None:
+        """slots: of all engines. capacity: requests that can run at once in an engine, the unit of the load features.
+        latency_target_s: see `observe`.
+        """
         self.capacity = capacity
         self.latency_target_s = latency_target_s
-        self.acceptance = PRIOR  # mean over the engine's verdicts; where a new request starts
+        self.acceptance = np.full(engines, PRIOR)  # [E] mean over an engine's verdicts; where a new request starts
         self.confidence = np.zeros((slots, MAX_DEPTH), np.float32)
         self.drafted = np.zeros(slots, np.int64)
         self.acceptance_fast = np.zeros(slots, np.float32)
@@ -48,52 +55,66 @@ class RequestTable:
         self.arrival = np.zeros(slots, np.float64)
         self.excluded = np.zeros(slots, np.bool_)
 
-    def admit(self, slot: int, *, context: int, max_tokens: int, arrival: float, excluded: bool = False) -> None:
-        """Start a request in `slot`: `context` prompt tokens, at most `max_tokens` to come, arrived at `arrival` s."""
+    def admit(
+        self,
+        slot: int | Ints,
+        *,
+        context: ArrayLike,
+        max_tokens: ArrayLike,
+        arrival: ArrayLike,
+        excluded: ArrayLike = False,
+        engine: int | Ints = 0,
+    ) -> None:
+        """Start a request in `slot`, or in several: `context` prompt tokens, at most `max_tokens` to come, arrived at
+        `arrival` s in `engine`.
+        """
         self.confidence[slot] = 0.0
         self.drafted[slot] = 0
-        self.acceptance_fast[slot] = self.acceptance_slow[slot] = self.acceptance
-        self.last_accepted[slot] = self.acceptance
+        self.acceptance_fast[slot] = self.acceptance_slow[slot] = self.acceptance[engine]
+        self.last_accepted[slot] = self.acceptance[engine]
         self.context[slot] = context
         self.generated[slot] = 0
         self.max_tokens[slot] = max_tokens
         self.arrival[slot] = arrival
         self.excluded[slot] = excluded
 
+    def reset(self, engine: int) -> None:
+        """Forget what the verdicts of `engine` said of all requests."""
+        self.acceptance[engine] = PRIOR
+
     def grow(self) -> range:
         """Double the slots; returns the new ones."""
         old = len(self.drafted)
         for name, array in vars(self).items():
-            if isinstance(array, np.ndarray):
+            if isinstance(array, np.ndarray) and array is not self.acceptance:
                 setattr(self, name, np.concatenate([array, array]))
         return range(old, 2 * old)
 
     def draft(self, slots: Ints, confidence: Floats, drafted: Ints) -> None:
         """New drafts of `slots` [N]: `confidence` [N, K] (ignored past `drafted` [N])."""
-        valid = np.arange(MAX_DEPTH) < drafted[:, None]
-        self.confidence[slots] = np.where(valid, confidence, 0.0)
+        self.confidence[slots] = confidence * (np.arange(MAX_DEPTH) < drafted[:, None])
         self.drafted[slots] = drafted
 
-    def record(self, slots: Ints, verified: Ints, accepted: Ints) -> None:
-        """Verdicts of one step on `slots` [N]: `accepted` of `verified` drafted tokens.
+    def record(self, slots: Ints, verified: Ints, accepted: Ints, owner: Ints | None = None) -> None:
+        """Verdicts of one step on `slots` [N] of the engines `owner` [N]: `accepted` of `verified` drafted tokens.
 
         Only tokens up to the first rejection were really judged: accepted + 1, or all of them. Each average moves by
         its weight per judged token; a step that verified nothing moves none (it is not 0 % acceptance).
         """
         judged = np.minimum(accepted + 1, verified)
         rate = accepted / np.maximum(judged, 1)
-        for average, weight in ((self.acceptance_fast, FAST), (self.acceptance_slow, SLOW)):
-            step = 1.0 - (1.0 - weight) ** judged
-            average[slots] += step * (rate - average[slots])
+        for average, moves in zip((self.acceptance_fast, self.acceptance_slow), MOVES, strict=True):
+            old = average[slots]
+            average[slots] = old + moves[judged] * (rate - old)
         seen = judged > 0
         self.last_accepted[slots] = np.where(seen, accepted / np.maximum(verified, 1), self.last_accepted[slots])
+        owner, engines = np.zeros_like(slots) if owner is None else owner, len(self.acceptance)
         counted = seen & ~self.excluded[slots]
-        tokens = int(judged[counted].sum())
-        if tokens:
-            mean = float(accepted[counted].sum()) / tokens
-            self.acceptance += (1.0 - (1.0 - SLOW) ** (tokens / len(slots))) * (mean - self.acceptance)
-        else:
-            self.acceptance += FORGET * (PRIOR - self.acceptance)
+        tokens = np.bincount(owner, judged * counted, engines)
+        mean = np.bincount(owner, accepted * counted, engines) / np.maximum(tokens, 1)
+        requests = np.maximum(np.bincount(owner, minlength=engines), 1)
+        moved = np.where(tokens > 0, 1.0 - (1.0 - SLOW) ** (tokens / requests), FORGET)
+        self.acceptance += moved * (np.where(tokens > 0, mean, PRIOR) - self.acceptance)
 
     def observe(
         self,
@@ -106,7 +127,26 @@ class RequestTable:
         prefill_tokens: int,
         step_ms: float,
     ) -> Observation:
-        """The observation over `slots` [N]: the requests that decode in the step about to run.
+        """The observation of a single engine: `observe_all` with one number in place of each array."""
+        numbers = {"now": now, "waiting": waiting, "kv_usage": kv_usage}
+        numbers |= {"prefill_tokens": prefill_tokens, "step_ms": step_ms}
+        arrays = {name: np.array([value], np.float64) for name, value in numbers.items()}
+        return self.observe_all(slots, np.zeros_like(slots), cost, **arrays).of(0)
+
+    def observe_all(
+        self,
+        slots: Ints,
+        owner: Ints,
+        cost: StepCost,
+        *,
+        now: ArrayLike,
+        waiting: ArrayLike,
+        kv_usage: ArrayLike,
+        prefill_tokens: ArrayLike,
+        step_ms: ArrayLike,
+    ) -> Observations:
+        """The observations over `slots` [M], which `owner` [M] sorts by engine: the requests that decode in the step
+        about to run. All else is [E].
 
         now: seconds. waiting: queued requests. kv_usage: share of KV blocks in use. prefill_tokens: prompt tokens
         expected in this step. step_ms: duration of the last step (0 before the first).
@@ -121,13 +161,15 @@ class RequestTable:
         ms: `verify_cost`, one more row at no speculation, N x (ms of a row) / (ms of the step); `verify_cost_full`, the
         same when every request verifies K; `draft_cost`, one more draft step, (its ms) / (ms of the step).
         """
-        n = len(slots)
-        requests = np.empty((n, len(REQUEST_FEATURES)), np.float32)
-        requests[:, :MAX_DEPTH] = self.confidence[slots]
-        np.cumprod(requests[:, :MAX_DEPTH], axis=1, out=requests[:, MAX_DEPTH : 2 * MAX_DEPTH])
         context = self.context[slots]
         budget = np.maximum(self.max_tokens[slots] - self.generated[slots], 0)
-        late = (now - self.arrival[slots]) / self.latency_target_s
+        late = (np.asarray(now)[owner] - self.arrival[slots]) / self.latency_target_s
+        requests = np.empty((len(slots), len(REQUEST_FEATURES)), np.float32)
+        requests[:, :MAX_DEPTH] = self.confidence[slots]
+        survival = requests[:, MAX_DEPTH : 2 * MAX_DEPTH]
+        survival[:, 0] = requests[:, 0]
+        for j in range(1, MAX_DEPTH):
+            np.multiply(survival[:, j - 1], requests[:, j], out=survival[:, j])
         columns = (
             self.drafted[slots] / MAX_DEPTH,
             self.acceptance_fast[slots],
@@ -140,18 +182,19 @@ class RequestTable:
         )
         for i, column in enumerate(columns, start=2 * MAX_DEPTH):
             requests[:, i] = column
-        rows = max(n + prefill_tokens, 1)
-        total = int(context.sum())
-        load = np.array(
-            [
-                n / self.capacity,
-                waiting / (waiting + self.capacity),
-                kv_usage,
-                prefill_tokens / rows,
-                cost.step_ms(rows=1, batch=1) / step_ms if step_ms > 0 else 1.0,
-                *cost.break_even(batch=max(n, 1), prefill_tokens=prefill_tokens, context=total),
-            ],
-            np.float32,
+        n = np.bincount(owner, minlength=len(self.acceptance))
+        total = np.bincount(owner, context, len(n))
+        prefill, waiting, step_ms = np.asarray(prefill_tokens), np.asarray(waiting), np.asarray(step_ms)
+        floor = cost.step_ms(rows=1, batch=1)
+        of_load = (
+            n / self.capacity,
+            waiting / (waiting + self.capacity),
+            np.asarray(kv_usage),
+            prefill / np.maximum(n + prefill, 1),
+            np.where(step_ms > 0, floor / np.maximum(step_ms, 1e-9), 1.0),
+            *cost.break_even(batch=np.maximum(n, 1), prefill_tokens=prefill, context=total),
         )
-        assert len(load) == len(LOAD_FEATURES)
-        return Observation(np.clip(requests, 0.0, 1.0, out=requests), np.clip(load, 0.0, 1.0, out=load))
+        load = np.stack(of_load, axis=1).astype(np.float32)
+        assert load.shape[1] == len(LOAD_FEATURES)
+        starts = np.concatenate(([0], n.cumsum()))
+        return Observations(np.clip(requests, 0.0, 1.0, out=requests), np.clip(load, 0.0, 1.0, out=load), starts)

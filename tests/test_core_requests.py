@@ -89,7 +89,7 @@ def test_the_shared_estimate_forgets_when_nothing_is_verified() -> None:
     t = table()
     for _ in range(300):
         t.record(np.array([1]), np.array([4]), np.array([0]))
-    low = t.acceptance
+    low = t.acceptance[0]
     for _ in range(3000):
         t.record(np.array([1]), np.array([0]), np.array([0]))
     assert low < 0.2 < PRIOR - 0.05 < t.acceptance

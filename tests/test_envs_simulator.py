@@ -11,7 +11,8 @@ import pytest
 from faser.core import MAX_DEPTH, Capabilities, Decision, DecisionError, Observation, checked
 from faser.costs import Curve, StepCost
 from faser.envs.arrivals import Poisson, Trace, sample_trace
-from faser.envs.simulator import Simulator, capacity, run, without_speculation
+from faser.envs.engines import BLOCK, Engines
+from faser.envs.simulator import Simulator, capacity, replay, run, without_speculation
 from faser.tapes import Tape
 
 COST = StepCost(
@@ -140,16 +141,24 @@ def test_lengths_are_cut_when_the_rows_of_a_step_do_not_suffice() -> None:
     assert simulator.step(Decision(np.full(4, 5), 0)).outcome.verified.tolist() == [5, 1, 0, 0]
 
 
-def test_the_cache_admits_only_what_fits_at_its_full_length() -> None:
-    simulator = Simulator(tape_of("000", "000", "000", prompt=10, limit=5), EVEN, slots=3, kv_tokens=30)
+def test_the_cache_admits_while_prompts_fit_and_the_last_admitted_gives_way_when_it_is_full() -> None:
+    # 40 tokens of prompt: three blocks with the 8 ahead. The cache has seven, so two are admitted; after the first
+    # token a request holds 41, from 49 on it needs a fourth block, and only one of the two can have the seventh.
+    simulator = Simulator(tape_of(*["0" * 20] * 3, prompt=40), EVEN, slots=3, kv_tokens=7 * BLOCK)
     simulator.start(at(0.0, 0.0, 0.0))
-    simulator.step(Decision(np.zeros(0, np.int64), 0))
-    assert (len(simulator.slots), simulator.waiting) == (2, 1)
-    assert simulator.observe().of_load("kv_usage") == pytest.approx(20 / 30)
-    for _ in range(2):
-        simulator.step(Decision(np.zeros(2, np.int64), 0))
-    simulator.step(Decision(np.zeros(0, np.int64), 0))
-    assert (len(simulator.slots), simulator.waiting) == (1, 0)
+    seen, prefill = [], []
+    while not simulator.done:
+        seen.append((len(simulator.slots), simulator.waiting))
+        step = simulator.step(Decision(np.zeros(len(simulator.slots), np.int64), 0))
+        prefill.append(step.outcome.prefill_tokens)
+    assert seen[:2] == [(0, 3), (2, 1)]
+    # When both have 41 + 8 tokens to hold, the second goes back, and again once each time that the first one ends.
+    gone = seen.index((1, 2))
+    assert prefill[0] == 80
+    assert prefill[gone] == 0  # nobody is admitted in the step after
+    assert sum(prefill) > 3 * 40  # some prompt was computed again, its output with it
+    assert np.isfinite(simulator.time_in_system_s).all()
+    assert simulator.engines._used[0] == 0
 
 
 def test_the_system_integral_counts_arrivals_inside_a_step_and_skips_idle_time() -> None:
@@ -188,31 +197,57 @@ def test_laws_of_any_run(seed: int, slots: int, load: float) -> None:
     assert tokens == tape.output_tokens[trace.row].sum()
     assert system_s == pytest.approx(simulator.time_in_system_s.sum())  # the integral is the sum of times in system
     assert len(simulator.slots) == simulator.waiting == 0
-    assert simulator._kv_free == 4000
-    assert sorted(simulator._free) == list(range(slots))
+    assert simulator.engines._used[0] == 0
+    assert simulator.engines._free.all()
 
 
-@pytest.mark.parametrize(("slots", "load", "kv"), [(2, 0.2, 4000), (8, 0.9, 4000), (8, 2.0, 4000), (8, 1.5, 1000)])
-def test_the_fast_baseline_equals_plain_steps_without_speculation(slots: int, load: float, kv: int) -> None:
+@pytest.mark.parametrize(
+    ("slots", "load", "kv", "host"),
+    [(2, 0.2, 8000, 0.0), (8, 0.9, 8000, 8.02), (8, 2.0, 8000, 9.0), (8, 1.5, 1000, 0.0)],
+)
+def test_the_fast_baseline_equals_plain_steps_without_speculation(
+    slots: int, load: float, kv: int, host: float
+) -> None:
     tape = Tape.iid(0.6, requests=30, output_tokens=(1, 80), prompt_tokens=(5, 90))
-    trace = sample_trace(Poisson(), np.random.default_rng(1), 60, load * capacity(tape, COST, slots), tape)
-    simulator = Simulator(tape, COST, slots=slots, max_batched_tokens=100, kv_tokens=kv)
-    fast = without_speculation(simulator, trace)
-    finished = simulator.time_in_system_s.copy()
+    cost = replace(COST, host_ms=host, request=Curve((1.0, 8.0), (0.0, 0.3)))
+    trace = sample_trace(Poisson(), np.random.default_rng(1), 60, load * capacity(tape, cost, slots), tape)
+    fast = without_speculation(trace, tape, cost, slots=slots, max_batched_tokens=100, kv_tokens=kv)
+    simulator = Simulator(tape, cost, slots=slots, max_batched_tokens=100, kv_tokens=kv)
     simulator.start(trace)
     steps = []
     while not simulator.done:
         steps.append(simulator.step(Decision(np.zeros(len(simulator.slots), np.int64), 0)))
-    np.testing.assert_allclose(finished, simulator.time_in_system_s, rtol=1e-9)
+    np.testing.assert_allclose(fast.time_in_system_s, simulator.time_in_system_s, rtol=1e-9)
     assert fast.system_s == pytest.approx(sum(s.system_s for s in steps), rel=1e-9)
     assert fast.busy_s == pytest.approx(sum(s.outcome.seconds for s in steps), rel=1e-9)
+
+
+def test_engines_side_by_side_do_what_each_does_alone_also_when_started_again() -> None:
+    tape = Tape.iid(0.6, requests=30, output_tokens=(1, 60), prompt_tokens=(5, 90))
+    settings = {"slots": 6, "max_batched_tokens": 64, "kv_tokens": 1100}  # now and then the cache is full
+    rng = np.random.default_rng(4)
+    traces = [sample_trace(Poisson(), rng, n, 1.1 * capacity(tape, COST, 6), tape) for n in (40, 25, 55, 30)]
+    alone = [run(Random(i), trace, tape, COST, **settings) for i, trace in enumerate(traces)]
+    seeds = iter(range(4))
+    assert replay(lambda: Random(next(seeds)), traces, tape, COST, **settings) == alone
+    engines = Engines(tape, COST, engines=2, **settings)
+    for trace in (traces[2], traces[0]):  # the second start finds an engine that was stopped on its way
+        engines.start(0, trace)
+        for _ in range(50):
+            engines.step(np.full(len(engines.slots), 2), np.array([3, 3]))
+    once = Engines(tape, COST, **settings)
+    once.start(0, traces[0])
+    for _ in range(50):
+        once.step(np.full(len(once.slots), 2), np.array([3]))
+    assert engines.now[0] == once.now[0]
+    np.testing.assert_array_equal(engines.observe().of(0).requests, once.observe().of(0).requests)
 
 
 def test_capacity_is_what_a_full_engine_reaches() -> None:
     tape = Tape.iid(0.5, requests=400)
     trace = Trace(np.zeros(400), np.arange(400))
     cost = replace(EVEN, verify=Curve((0.0, 1.0), (5.0, 5.01)))
-    busy = without_speculation(Simulator(tape, cost, slots=16), trace).busy_s
+    busy = without_speculation(trace, tape, cost, slots=16).busy_s
     assert 400 / busy == pytest.approx(capacity(tape, cost, 16), rel=0.05)
 
 
@@ -253,7 +288,8 @@ def test_run_clamps_to_capabilities_and_refuses_a_faulty_decision() -> None:
     [
         ({"slots": 0}, "slots is 0"),
         ({"slots": 8, "max_batched_tokens": 7}, "max_batched_tokens is 7; allowed: 8"),
-        ({"kv_tokens": 73}, "kv_tokens is 73; the longest request needs 74"),
+        ({"kv_tokens": 31}, "kv_tokens is 31; the longest request needs 32"),
+        ({"engines": 0}, "engines is 0"),
     ],
 )
 def test_settings_that_cannot_work_are_named(wrong: dict[str, int], says: str) -> None:

@@ -96,7 +96,7 @@ def test_a_seed_fixes_an_episode_bit_for_bit_and_the_ones_after_it() -> None:
     first.reset(seed=5)
     second.reset(seed=5)
     assert np.array_equal(first.reset()[0], second.reset()[0])
-    assert first.unwrapped.episode_load == second.unwrapped.episode_load
+    assert first.unwrapped.episodes.load == second.unwrapped.episodes.load
 
 
 def test_options_set_the_load_and_the_arrivals_of_one_episode_only() -> None:
@@ -105,12 +105,12 @@ def test_options_set_the_load_and_the_arrivals_of_one_episode_only() -> None:
     plain.reset(seed=1)
     _, info = env.reset(options={"load": 0.9, "seed": 3})
     assert info["load"] == pytest.approx(0.9)
-    trace = env.unwrapped.simulator.trace
+    trace = env.unwrapped.episodes.traces[0]
     env.reset(options={"seed": 3, "load": 0.9})
-    assert np.array_equal(trace.arrival, env.unwrapped.simulator.trace.arrival)
+    assert np.array_equal(trace.arrival, env.unwrapped.episodes.traces[0].arrival)
     env.reset()
     plain.reset()
-    assert np.array_equal(env.unwrapped.simulator.trace.arrival, plain.unwrapped.simulator.trace.arrival)
+    assert np.array_equal(env.unwrapped.episodes.traces[0].arrival, plain.unwrapped.episodes.traces[0].arrival)
     with pytest.raises(ValueError, match="reset options hold 'laod'; allowed: load, seed"):
         env.reset(options={"laod": 1})
 
@@ -196,7 +196,7 @@ def test_every_objective_prefers_a_good_draft_used_to_one_unused(objective: str)
     def total(k: int) -> float:
         env = make(objective=objective, load=1.5, requests=40, acceptance=0.9)
         if objective == "slo":
-            env.unwrapped.reward = type(env.unwrapped.reward)(target_s=1.2)
+            env.unwrapped.episodes.reward = type(env.unwrapped.episodes.reward)(target_s=1.2)
         return play(env, fixed(k))[0]
 
     assert total(5) > total(0)
@@ -208,15 +208,15 @@ def test_the_throughput_return_is_the_inverse_speed_up() -> None:
 
 def test_training_and_evaluation_see_other_requests() -> None:
     tape = Tape.iid(0.5, requests=20)
-    tapes = [make(acceptance=tape, part=part).unwrapped.tape for part in ("train", "eval", "all")]
+    tapes = [make(acceptance=tape, part=part).unwrapped.episodes.tape for part in ("train", "eval", "all")]
     assert [len(t) for t in tapes] == [10, 10, 20]
     assert tapes[0].confidence.tobytes() != tapes[1].confidence.tobytes()
 
 
 def test_shipped_pairs_name_profiles_and_tapes() -> None:
     env = SpeculationEnv(pair="llama2-13b", requests=4)
-    assert env.cost.name == "h200-llama2-13b"
-    assert len(env.tape) >= 50
+    assert env.episodes.cost.name == "h200-llama2-13b"
+    assert len(env.episodes.tape) >= 50
     with pytest.raises(ValueError, match="pair is 'gpt'; allowed: llama2-13b, mistral-7b, smollm2"):
         SpeculationEnv(pair="gpt")
 

@@ -15,10 +15,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from faser.bench.decide import random_observation
-from faser.core import StepOutcome
 from faser.costs import Curve, StepCost
-from faser.envs.simulator import Step
-from faser.envs.summary import Baseline
+from faser.envs.engines import Advance
+from faser.envs.rewards import Without
 from faser.policies import learned, policy_file
 from faser.train import ppo, presets, resume, run
 from faser.train.evaluation import REPORT, SELECTION, evaluate, mean, trace
@@ -226,16 +225,23 @@ def test_the_reward_prefers_what_brings_more_tokens_in_the_same_time() -> None:
     )
     reward = TokenPaid(cost=cost, acceptance=0.5)
     # depth 0: 10 ms for 1 token; depth 1: 11 + 1 ms for 1.5; depth 2: 12 + 2 ms for 1.75; depth 3: 13 + 3 for 1.875
-    assert reward.price_s(1) == pytest.approx(12e-3 / 1.5)
+    assert reward.price_s(np.array([1])) == pytest.approx([12e-3 / 1.5])
 
-    def step(tokens: int, verified: int, seconds: float) -> Step:
-        of = np.array([verified])
-        return Step(StepOutcome(seconds, of, np.array([tokens - 1]), 1, 0), tokens, seconds, np.zeros(0))
-
-    none = np.zeros(0, np.int64)
-    baseline = Baseline(system_s=2.0, busy_s=2.0, requests=1)
-    assert reward(step(2, 1, 12e-3), baseline) == pytest.approx((16e-3 - 12e-3) / 10e-3)
-    assert reward(step(1, 1, 12e-3), baseline) == pytest.approx((8e-3 - 12e-3) / 10e-3)
-    beside_a_prompt = Step(StepOutcome(21e-3, np.array([1]), np.array([1]), 1, 9), 2, 21e-3, np.zeros(0))
-    assert reward(beside_a_prompt, baseline) == pytest.approx((16e-3 - 12e-3) / 10e-3)
-    assert reward(Step(StepOutcome(0.1, none, none, 1, 9), 0, 0.1, np.zeros(0)), baseline) == 0.0
+    # Four engines: a token that was accepted, one that was not, one beside a prompt of 9, and a prompt alone.
+    seconds = np.array([12e-3, 12e-3, 21e-3, 0.1])
+    advance = Advance(
+        seconds=seconds,
+        tokens=np.array([2, 1, 2, 0]),
+        system_s=seconds,
+        prefill_tokens=np.array([0, 0, 9, 9]),
+        depth=np.ones(4, np.int64),
+        verified=np.ones(3, np.int64),
+        accepted=np.array([1, 0, 1]),
+        starts=np.array([0, 1, 2, 3, 3]),
+        owner=np.arange(3),
+        finished=np.zeros(0, np.int64),
+        finished_s=np.zeros(0),
+    )
+    without = Without(np.full(4, 2.0), np.full(4, 2.0), np.ones(4))
+    right, wrong = (16e-3 - 12e-3) / 10e-3, (8e-3 - 12e-3) / 10e-3
+    assert reward(advance, without) == pytest.approx([right, wrong, right, 0.0])

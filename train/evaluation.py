@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from statistics import fmean
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from faser.core import Policy
 from faser.costs import StepCost
 from faser.envs.arrivals import ARRIVALS, Trace, sample_trace
-from faser.envs.simulator import capacity, run
+from faser.envs.simulator import capacity, replay
 from faser.models import measured
 from faser.tapes import Tape
 from faser.train.presets import PRESETS
@@ -61,7 +61,7 @@ def evaluate(make: Callable[[StepCost], Policy], models: Sequence[str], *, first
         of, preset = world(model), PRESETS[model]
         for load in preset.evaluated_loads:
             traces = [trace(model, load, first_seed + i) for i in range(seeds)]
-            runs = [run(make(of.cost), t, of.tape, of.cost, slots=preset.slots) for t in traces]
+            runs = replay(partial(make, of.cost), traces, of.tape, of.cost, slots=preset.slots)
             scores[model, load] = fmean(summary.ratio_to_none for summary in runs)
     return scores
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from faser.core import MAX_DEPTH
 from faser.costs import StepCost
-from faser.envs.simulator import Step
-from faser.envs.summary import Baseline
+from faser.envs.engines import Advance, Doubles
+from faser.envs.rewards import Without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,30 +31,25 @@ class TokenPaid:
     cost: StepCost
     acceptance: float
 
-    def price_s(self, running: int, context_ms: float = 0.0) -> float:
-        """Seconds per token of the fixed depth that is best for `running` requests, while no prompt is computed.
+    def price_s(self, running: NDArray[np.int64], context_ms: Doubles | float = 0.0) -> Doubles:
+        """[E] seconds per token of the fixed depth that is best for `running` [E] requests, with no prompt computed.
 
         Prompts have no part in it: they make their step longer, and what a token is worth there no higher. Reading the
-        requests' context has: `context_ms` of every step.
+        requests' context has: `context_ms` [E] of every step.
         """
-        depth = np.arange(MAX_DEPTH + 1)
-        rows = running * (1 + depth)
-        ms = self.cost.ms(rows=rows, batch=running, depth=depth) + context_ms
-        return float((ms / (self.acceptance**depth).cumsum()).min()) / running / 1e3
+        depth, batch = np.arange(MAX_DEPTH + 1), running[:, None]
+        ms = self.cost.ms(rows=batch * (1 + depth), batch=batch, depth=depth) + np.reshape(context_ms, (-1, 1))
+        best: Doubles = (ms / (self.acceptance**depth).cumsum()).min(axis=1)
+        price: Doubles = best / np.maximum(running, 1) / 1e3
+        return price
 
-    def __call__(self, step: Step, baseline: Baseline) -> float:
-        outcome = step.outcome
-        running = len(outcome.verified)
-        if not running:
-            return 0.0
-        prompts_ms = self._verify_ms(running + outcome.prefill_tokens) - self._verify_ms(running)
-        rows = running + int(outcome.verified.sum()) + outcome.prefill_tokens
-        rest_ms = self.cost.step_ms(rows=rows, batch=running, depth=outcome.draft_depth)
-        context_ms = max(outcome.seconds * 1e3 - rest_ms, 0.0)
-        merit = self.price_s(running, context_ms) * step.tokens - (outcome.seconds - prompts_ms / 1e3)
+    def __call__(self, advance: Advance, without: Without) -> Doubles:
+        running = np.diff(advance.starts)
+        rows = running + np.bincount(advance.owner, advance.verified, len(running)) + advance.prefill_tokens
+        prompts_ms = self.cost.verify(running + advance.prefill_tokens) - self.cost.verify(running)
+        rest_ms = self.cost.ms(rows=rows, batch=running, depth=advance.depth)
+        context_ms = np.maximum(advance.seconds * 1e3 - rest_ms, 0.0)
+        merit = self.price_s(running, context_ms) * advance.tokens - (advance.seconds - prompts_ms / 1e3)
         idle_step_s = self.cost.step_ms(rows=1, batch=1) / 1e3
-        requests = step.system_s / outcome.seconds
-        return merit / idle_step_s * requests * baseline.busy_s / baseline.system_s
-
-    def _verify_ms(self, rows: int) -> float:
-        return self.cost.step_ms(rows=rows, batch=rows)
+        requests = advance.system_s / np.maximum(advance.seconds, 1e-9)
+        return np.where(running > 0, merit / idle_step_s * requests * without.busy_s / without.system_s, 0.0)

@@ -70,8 +70,9 @@ def look(target: Path, draft: Path, prompts: Sequence[str], tokens: int, referen
     """Serve `target`; it reads the texts of `reference`, or its own."""
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "steps.jsonl"
-        command = [str(target), "--spec-model", str(draft), "--policy", f"static:{LENGTH}", "--faser-log", str(log)]
-        with Server([*command, "--dtype", "bfloat16", "--served-model-name", "model"], wait_s=600) as server:
+        models = [str(target.resolve()), "--spec-model", str(draft.resolve())]  # a bare name may be a known model's
+        command = [*models, "--policy", f"static:{LENGTH}", "--faser-log", str(log), "--dtype", "bfloat16"]
+        with Server([*command, "--served-model-name", "model"], wait_s=600) as server:
             written = asyncio.run(generate(server.url, prompts, tokens=tokens, concurrency=AT_ONCE))
             steps = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
             asked = asyncio.run(prompt_ids(server.url, "model", prompts))

@@ -84,20 +84,23 @@ class StepCost:
         """`ms` of one step."""
         return float(self.ms(rows=rows, batch=batch, depth=depth, context=context))
 
-    def break_even(self, *, batch: int, prefill_tokens: int = 0, context: float = 0) -> tuple[float, float, float]:
+    def break_even(
+        self, *, batch: ArrayLike, prefill_tokens: ArrayLike = 0, context: ArrayLike = 0
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Survival at which one more row, at no and at full speculation, and one more draft step pay in tokens per ms.
 
-        An extra row costs dT and brings p tokens; it raises tokens/ms iff p > dT * tokens / T. T is the step without
-        its prompts, whose time is spent anyway: with them a token would look dear and speculation nearly free. A draft
-        step is the mean of K.
+        Any shapes that broadcast. An extra row costs dT and brings p tokens; it raises tokens/ms iff p > dT * tokens /
+        T. T is the step without its prompts, whose time is spent anyway: with them a token would look dear and
+        speculation nearly free. A draft step is the mean of K.
         """
-        start = batch + prefill_tokens
-        rows = np.array(
-            [batch, start, start + batch, start + (MAX_DEPTH - 1) * batch, start + MAX_DEPTH * batch, batch]
-        )
-        ms = self.ms(rows=rows, batch=batch, depth=np.array([0, 0, 0, 0, 0, MAX_DEPTH]), context=context)
-        drafted = float(ms[5] - ms[0]) / MAX_DEPTH
-        return float((ms[2] - ms[1]) / ms[0]), float((ms[4] - ms[3]) / ms[0]), drafted / float(ms[0])
+        batch = np.asarray(batch)
+        start = batch + np.asarray(prefill_tokens)
+        none = np.zeros_like(start)
+        lengths = (0, 1, MAX_DEPTH - 1, MAX_DEPTH)
+        rows = np.stack([batch + none, *(start + length * batch for length in lengths), batch + none])
+        depth = np.stack([none] * (1 + len(lengths)) + [none + MAX_DEPTH])
+        ms = self.ms(rows=rows, batch=batch, depth=depth, context=context)
+        return (ms[2] - ms[1]) / ms[0], (ms[4] - ms[3]) / ms[0], (ms[5] - ms[0]) / MAX_DEPTH / ms[0]
 
 
 def known_profiles() -> list[str]:
