@@ -13,9 +13,9 @@ from bisect import bisect_left
 import numpy as np
 
 from faser.costs import StepCost
-from faser.envs.arrivals import Trace
 from faser.envs.engines import BLOCK, LOOKAHEAD, Doubles, Engines
 from faser.envs.summary import Baseline
+from faser.envs.trace import Trace
 from faser.tapes import Tape
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from faser.core import MAX_DEPTH, Ints, Observations
 from faser.costs import StepCost
-from faser.envs.arrivals import Trace
+from faser.envs.trace import Trace
 from faser.requests import RequestTable
 from faser.tapes import Tape
 

@@ -24,12 +24,13 @@ from faser.core import (
     checked,
 )
 from faser.costs import StepCost
-from faser.envs.arrivals import ARRIVALS, Arrivals, Trace, sample_trace
+from faser.envs.arrivals import ARRIVALS, Arrivals
 from faser.envs.baseline import without_speculation
 from faser.envs.engines import Advance, Doubles, Engines
 from faser.envs.rewards import REWARDS, Reward, Without
 from faser.envs.simulator import capacity
 from faser.envs.summary import Baseline, Ledger
+from faser.envs.trace import Trace, sample_trace
 from faser.models import measured
 from faser.tapes import Tape
 

@@ -10,9 +10,10 @@ import pytest
 
 from faser.core import MAX_DEPTH, Capabilities, Decision, DecisionError, Observation, checked
 from faser.costs import Curve, StepCost
-from faser.envs.arrivals import Poisson, Trace, sample_trace
+from faser.envs.arrivals import Poisson
 from faser.envs.engines import BLOCK, Engines
 from faser.envs.simulator import Simulator, capacity, replay, run, without_speculation
+from faser.envs.trace import Trace, sample_trace
 from faser.tapes import Tape
 
 COST = StepCost(

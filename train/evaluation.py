@@ -16,8 +16,9 @@ import numpy as np
 
 from faser.core import Policy
 from faser.costs import StepCost
-from faser.envs.arrivals import ARRIVALS, Trace, sample_trace
+from faser.envs.arrivals import ARRIVALS
 from faser.envs.simulator import capacity, replay
+from faser.envs.trace import Trace, sample_trace
 from faser.models import measured
 from faser.tapes import Tape
 from faser.train.presets import PRESETS

@@ -11,13 +11,11 @@ against the profile, which sees what was done in it and not how long it took.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +24,10 @@ import numpy as np
 from faser.costs import StepCost, load_profile
 from faser.costs.fit import errors, predict
 from faser.costs.steps import Steps
-from faser.envs.arrivals import ARRIVALS, sample_trace
+from faser.envs.arrivals import ARRIVALS
+from faser.envs.recorded import read_recorded
 from faser.envs.simulator import capacity
+from faser.envs.trace import sample_trace
 from faser.models import ModelError, Pair, known_models, prepare
 from faser.policies import PolicyError, make_policy
 from faser.serving.settings import Settings
@@ -109,38 +109,21 @@ def replay(engine: OfflineEngine, arrivals: Sequence[Arrival], seconds: float) -
 
 
 def read_trace(path: Path, seconds: float, vocabulary: int) -> list[Arrival]:
-    """The first `seconds` of a file with columns TIMESTAMP, ContextTokens, GeneratedTokens; prompts are random tokens.
+    """The first `seconds` of a recording (`faser.envs.recorded` has the formats); prompts are random tokens.
 
-    ValueError: no such file, a column or number that is missing, or nothing in it.
+    ValueError: no such file, or not in such a format, or nothing in it.
     """
-    rng = np.random.default_rng(0)
-    found: list[Arrival] = []
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for stamp, context, generated in _rows(csv.DictReader(file)):
-                prompt = rng.integers(10, vocabulary, max(context, 1)).tolist()
-                found.append(Arrival(stamp, prompt, max(generated, 1)))
-    except OSError as error:
-        raise ValueError(f"--trace {str(path)!r} cannot be read: {error.strerror}") from None
-    except (KeyError, ValueError, TypeError) as error:
-        raise ValueError(
-            f"--trace {str(path)!r}: {error} after {len(found)} requests; "
-            "allowed: columns TIMESTAMP, ContextTokens, GeneratedTokens"
-        ) from None
-    if not found:
-        raise ValueError(f"--trace {str(path)!r} holds no request")
-    first = min(arrival.at for arrival in found)
-    moved = [Arrival(a.at - first, a.prompt, a.output) for a in found if a.at - first < seconds]
-    return sorted(moved, key=lambda arrival: arrival.at)
-
-
-def _rows(table: csv.DictReader[str]) -> Iterator[tuple[float, int, int]]:
-    for row in table:
-        stamp = row["TIMESTAMP"].replace("Z", "+00:00")
-        head, dot, tail = stamp.partition(".")  # Azure writes 7 digits of a second; datetime takes 6
-        digits = tail[: len(tail) - len(tail.lstrip("0123456789"))]
-        stamp = f"{head}{dot}{digits[:6]}{tail[len(digits) :]}"
-        yield datetime.fromisoformat(stamp).timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"])
+        recorded = read_recorded(path)
+    except ValueError as error:
+        raise ValueError(f"--trace {error}") from None
+    rng = np.random.default_rng(0)
+    lengths = zip(recorded.arrival.tolist(), recorded.prompt_tokens, recorded.output_tokens, strict=True)
+    return [
+        Arrival(at, rng.integers(10, vocabulary, prompt).tolist(), int(output))
+        for at, prompt, output in lengths
+        if at < seconds
+    ]
 
 
 def _traces(args: argparse.Namespace, pair: Pair, cost: StepCost) -> dict[str, list[Arrival]]:
@@ -195,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policy", default="goodput", help="which policy serves (default: %(default)s)")
     parser.add_argument("--seconds", type=_positive, default=60.0, help="of each trace (default: %(default)s)")
     parser.add_argument("--rate", type=_positive, help=f"requests a second (default: {LOAD:.0%} of what should fit)")
-    parser.add_argument("--trace", type=Path, help="replay this file instead, in the format of Azure's LLM traces")
+    parser.add_argument("--trace", type=Path, help="replay this file instead: Azure's, BurstGPT's or Mooncake's format")
     parser.add_argument("--tape", help="whose requests arrive (default: the target's own, or smollm2)")
     parser.add_argument("--max-batch", type=_whole, default=64, help="requests at once (default: %(default)s)")
     parser.add_argument("--load-format", default="auto", help="'dummy': random weights")
