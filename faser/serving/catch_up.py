@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from vllm.forward_context import set_forward_context
-from vllm.v1.spec_decode.draft_model import DraftModelProposer
+
+from faser.serving.drafter import ConfidentDrafter
 
 Positions = NDArray[np.int64]
 
 
-class LazyDrafter(DraftModelProposer):
+class LazyDrafter(ConfidentDrafter):
     """Notes what its KV cache misses, by request."""
 
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any) -> None:
         super().__init__(vllm_config, device, runner)
-        self._runner = runner
         self._missing: dict[str, int] = {}  # request id -> first position without draft KV
         # With data parallelism all ranks make a pass together, or none.
         self._lazy = self.vllm_config.parallel_config.data_parallel_size == 1

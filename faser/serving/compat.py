@@ -98,6 +98,13 @@ def piecewise_graphs(config: CompilationConfig) -> CompilationConfig:
     return config
 
 
+def captures_graphs(config: CompilationConfig) -> bool:
+    """Whether vLLM runs models in CUDA graphs at all."""
+    from vllm.config import CUDAGraphMode
+
+    return config.cudagraph_mode not in (None, CUDAGraphMode.NONE)
+
+
 def decoding(scheduler: Scheduler) -> list[Request]:
     """Running requests past their prefill."""
     return [r for r in scheduler.running if not r.is_prefill_chunk]
