@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from faser.core import MAX_DEPTH, Ints, Observations
 from faser.costs import StepCost
 from faser.envs.trace import Trace
+from faser.policies.oracle import AHEAD
 from faser.requests import RequestTable
 from faser.tapes import Tape
 
@@ -177,6 +178,15 @@ class Engines:
             prefill_tokens=np.minimum(pending, self.max_batched_tokens - self.running),
             step_ms=self._last_ms,
         )
+
+    def truth(self, engine: int) -> Ints:
+        """[N, AHEAD] what `OraclePolicy` documents, of the requests that decode in `engine`."""
+        slots = self.slots[self._starts[engine] : self._starts[engine + 1]]
+        ahead = np.arange(AHEAD)
+        left = self._left[slots][:, None] - ahead
+        at = np.where(left > 0, (self._base[slots] + self.table.generated[slots])[:, None] + ahead, 0)
+        right: Ints = np.where(left > 0, np.minimum(self.tape.run_lengths[at], left - 1), -1)
+        return right
 
     def step(self, lengths: Ints, depth: Ints) -> Advance:
         """Carry out checked decisions (`faser.core.checked`): lengths [M], depth [E]. Who is done stands still."""
@@ -346,6 +356,7 @@ class Engines:
             context=self.tape.prompt_tokens[row] + written,
             max_tokens=self.tape.max_tokens[row],
             arrival=self._arrival[engines, requests],
+            temperature=self.tape.temperature[row],
             engine=engines,
         )
         self.table.generated[slots] = written

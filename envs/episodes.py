@@ -155,7 +155,8 @@ class Episodes:
         trace, baseline = self.traces[engine], self._baselines[engine]
         assert trace is not None
         assert baseline is not None
-        return asdict(self.ledger.summary(engine, self.engines.time_in_system_s[engine, : len(trace)], baseline))
+        times = self.engines.time_in_system_s[engine, : len(trace)]
+        return asdict(self.ledger.summary(engine, times, baseline, self.engines.latency_target_s))
 
 
 def load_range(load: Load) -> tuple[float, float]:

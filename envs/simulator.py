@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -115,8 +116,12 @@ def capacity(tape: Tape, cost: StepCost, slots: int) -> float:
     return 1e3 * slots / (outputs * ms)
 
 
+Truth = Callable[[], Ints]
+"""`Engines.truth` of one engine: what the policy `oracle` is told, and others leave alone."""
+
+
 def replay(
-    make: Callable[[], Policy],
+    make: Callable[[Truth], Policy],
     traces: Sequence[Trace],
     tape: Tape,
     cost: StepCost,
@@ -124,13 +129,13 @@ def replay(
     capabilities: Capabilities | None = None,
     **settings: Any,
 ) -> list[Summary]:
-    """Each of `traces` to its end under a policy of its own. A faulty decision raises `DecisionError`.
-
-    settings: those of `Engines`.
+    """Each of `traces` to its end under a policy of its own, which `make` builds. A faulty decision raises
+    `DecisionError`. settings: those of `Engines`.
     """
     engines = Engines(tape, cost, engines=len(traces), **settings)
     allowed = capabilities or Capabilities()
-    policies, ledger = [make() for _ in traces], Ledger(len(traces))
+    ledger = Ledger(len(traces))
+    policies = [make(partial(engines.truth, i)) for i in range(len(traces))]
     for i, trace in enumerate(traces):
         engines.start(i, trace)
     depth = np.zeros(len(traces), np.int64)
@@ -143,11 +148,16 @@ def replay(
             depth[i] = decision.draft_depth
         ledger.add(engines.step(lengths, depth))
     return [
-        ledger.summary(i, engines.time_in_system_s[i, : len(trace)], without_speculation(trace, tape, cost, **settings))
+        ledger.summary(
+            i,
+            engines.time_in_system_s[i, : len(trace)],
+            without_speculation(trace, tape, cost, **settings),
+            engines.latency_target_s,
+        )
         for i, trace in enumerate(traces)
     ]
 
 
 def run(policy: Policy, trace: Trace, tape: Tape, cost: StepCost, **settings: Any) -> Summary:
     """`replay` of one trace."""
-    return replay(lambda: policy, [trace], tape, cost, **settings)[0]
+    return replay(lambda _: policy, [trace], tape, cost, **settings)[0]

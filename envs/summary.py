@@ -21,6 +21,7 @@ class Summary:
 
     mean_time_in_system_s, p99_time_in_system_s: arrival to last token, over finished requests.
     tokens_per_s: output tokens over the seconds in which the engine worked (idle gaps left out).
+    within_target: share of the finished whose time in system is at most `latency_target_s` of `Engines`.
     ratio_to_none: request-seconds in the system over those without speculation on the same arrivals; < 1 is better.
     mean_length: drafted tokens verified, and mean_accepted: accepted, per request and step; steps that verify none
         count. A request-step emits mean_accepted + 1 tokens.
@@ -31,6 +32,7 @@ class Summary:
     mean_time_in_system_s: float
     p99_time_in_system_s: float
     tokens_per_s: float
+    within_target: float
     ratio_to_none: float
     mean_length: float
     mean_depth: float
@@ -76,7 +78,9 @@ class Ledger:
         steps: NDArray[np.float64] = self.sums[0]
         return steps
 
-    def summary(self, engine: int, time_in_system_s: NDArray[np.float64], baseline: Baseline) -> Summary:
+    def summary(
+        self, engine: int, time_in_system_s: NDArray[np.float64], baseline: Baseline, latency_target_s: float
+    ) -> Summary:
         """Of one engine. `time_in_system_s`: [n], NaN where unfinished."""
         of = dict(zip(SUMS, self.sums[:, engine].tolist(), strict=True))
         done = time_in_system_s[np.isfinite(time_in_system_s)]
@@ -85,6 +89,7 @@ class Ledger:
             mean_time_in_system_s=float(done.mean()) if len(done) else float("nan"),
             p99_time_in_system_s=float(np.percentile(done, 99)) if len(done) else float("nan"),
             tokens_per_s=of["tokens"] / of["busy_s"] if of["busy_s"] else 0.0,
+            within_target=float((done <= latency_target_s).mean()) if len(done) else float("nan"),
             ratio_to_none=of["system_s"] / baseline.system_s,
             mean_length=of["verified"] / visits,
             mean_depth=of["depth"] / steps,

@@ -15,6 +15,7 @@ usage: faser COMMAND ...
   models prepare NAME                          build one; llama2-13b and mistral-7b: real text at their cost
   record --target DIR --draft DIR ...          record what a draft has accepted, for training (a tape)
   profile --target MODEL --out FILE ...        measure what steps cost on this machine (a profile)
+  bench sim --pair NAME ...                    policies against each other in the simulator, with intervals
   doctor                                       check versions, GPU, models, tapes and profiles
   --version                                    print the version
 
@@ -26,6 +27,7 @@ COMMANDS = {
     "models": "faser.models.command",
     "record": "faser.tapes.recorder",
     "profile": "faser.serving.profile",
+    "bench": "faser.bench.command",
     "doctor": "faser.doctor",
 }
 """Command to the module whose `main(argv) -> int` it is."""

@@ -47,6 +47,8 @@ LOAD_FEATURES: tuple[str, ...] = (
     "verify_cost",
     "verify_cost_full",
     "draft_cost",
+    "row_price",
+    *(f"depth_value_{d}" for d in range(MAX_DEPTH + 1)),
 )
 """Entries of `Observation.load`, all in [0, 1]; `RequestTable.observe` documents how each is made."""
 

@@ -8,10 +8,12 @@ E side by side, and what it is told of each is an array [E].
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from faser.acceptance import Predictor
 from faser.core import LOAD_FEATURES, MAX_DEPTH, REQUEST_FEATURES, Floats, Ints, Observation, Observations
 from faser.costs import StepCost
+from faser.worth import depth_values, row_price
 
 FAST, SLOW = 0.2, 0.02
 """Weight of one drafted token's verdict in the two acceptance averages (about the last 5 and the last 50 tokens)."""
@@ -23,6 +25,11 @@ PRIOR, FORGET = 0.6, 0.001
 """Acceptance assumed before an engine's first verdict; and the pull back to it per step without any, so that an
 engine that stopped speculating after a hard stretch does not believe in it for ever."""
 
+GAIN = 0.2
+"""Weight of the latest draft in what a request's drafts bring."""
+
+POWERS = np.arange(1, MAX_DEPTH + 1)
+
 CONTEXT_SCALE, BUDGET_SCALE = 1024.0, 64.0
 """Tokens at which the features `context` and `budget`, each x / (x + scale), are one half."""
 
@@ -32,12 +39,21 @@ class RequestTable:
 
     confidence: [S, K] float32, drafts' largest softmax probabilities; drafted: [S] how many are valid.
     acceptance_fast, acceptance_slow, last_accepted: [S] see `record`.
+    gain: [S, 2, K] averages, over its drafts, of the survival of the tokens worth verifying, and of how many are.
     context: [S] tokens in the KV cache; generated, max_tokens: [S] output tokens so far, and at most.
     arrival: [S] seconds, on the caller's clock. excluded: [S] bool, sampled under a grammar, penalties or the like:
     kept out of `acceptance`, the estimate that all share.
     """
 
-    def __init__(self, slots: int, *, capacity: int, engines: int = 1, latency_target_s: float = 20.0) -> None:
+    def __init__(
+        self,
+        slots: int,
+        *,
+        capacity: int,
+        engines: int = 1,
+        latency_target_s: float = 20.0,
+        predictor: Predictor | None = None,
+    ) -> None:
         """slots: of all engines. capacity: requests that can run at once in an engine, the unit of the load features.
         latency_target_s: see `observe`.
         """
@@ -45,6 +61,7 @@ class RequestTable:
         self.latency_target_s = latency_target_s
         self.acceptance = np.full(engines, PRIOR)  # [E] mean over an engine's verdicts; where a new request starts
         self.confidence = np.zeros((slots, MAX_DEPTH), np.float32)
+        self.gain = np.zeros((slots, 2, MAX_DEPTH), np.float32)
         self.drafted = np.zeros(slots, np.int64)
         self.acceptance_fast = np.zeros(slots, np.float32)
         self.acceptance_slow = np.zeros(slots, np.float32)
@@ -54,6 +71,8 @@ class RequestTable:
         self.max_tokens = np.ones(slots, np.int64)
         self.arrival = np.zeros(slots, np.float64)
         self.excluded = np.zeros(slots, np.bool_)
+        self.temperature = np.zeros(slots, np.float32)
+        self.predictor = predictor
 
     def admit(
         self,
@@ -63,6 +82,7 @@ class RequestTable:
         max_tokens: ArrayLike,
         arrival: ArrayLike,
         excluded: ArrayLike = False,
+        temperature: ArrayLike = 0.0,
         engine: int | Ints = 0,
     ) -> None:
         """Start a request in `slot`, or in several: `context` prompt tokens, at most `max_tokens` to come, arrived at
@@ -72,11 +92,14 @@ class RequestTable:
         self.drafted[slot] = 0
         self.acceptance_fast[slot] = self.acceptance_slow[slot] = self.acceptance[engine]
         self.last_accepted[slot] = self.acceptance[engine]
+        self.gain[slot, 0] = self.acceptance[engine, None] ** POWERS
+        self.gain[slot, 1] = 1.0
         self.context[slot] = context
         self.generated[slot] = 0
         self.max_tokens[slot] = max_tokens
         self.arrival[slot] = arrival
         self.excluded[slot] = excluded
+        self.temperature[slot] = temperature
 
     def reset(self, engine: int) -> None:
         """Forget what the verdicts of `engine` said of all requests."""
@@ -159,7 +182,9 @@ class RequestTable:
         rows when nothing is verified; `step_floor`, the cost model's step of one row over the last step (1: as fast as
         when idle). Three numbers carry the cost model, each the survival at which the choice breaks even in tokens per
         ms: `verify_cost`, one more row at no speculation, N x (ms of a row) / (ms of the step); `verify_cost_full`, the
-        same when every request verifies K; `draft_cost`, one more draft step, (its ms) / (ms of the step).
+        same when every request verifies K; `draft_cost`, one more draft step, (its ms) / (ms of the step). And what
+        most tokens per ms would ask for, see `faser.worth`: `row_price`, the survival above which to verify, and
+        `depth_value_d` for a draft depth of 0 to K.
         """
         context = self.context[slots]
         budget = np.maximum(self.max_tokens[slots] - self.generated[slots], 0)
@@ -167,9 +192,18 @@ class RequestTable:
         requests = np.empty((len(slots), len(REQUEST_FEATURES)), np.float32)
         requests[:, :MAX_DEPTH] = self.confidence[slots]
         survival = requests[:, MAX_DEPTH : 2 * MAX_DEPTH]
-        survival[:, 0] = requests[:, 0]
-        for j in range(1, MAX_DEPTH):
-            np.multiply(survival[:, j - 1], requests[:, j], out=survival[:, j])
+        if self.predictor is None:
+            survival[:, 0] = requests[:, 0]
+            for j in range(1, MAX_DEPTH):
+                np.multiply(survival[:, j - 1], requests[:, j], out=survival[:, j])
+        else:
+            survival[:] = self.predictor.survival(
+                requests[:, :MAX_DEPTH],
+                acceptance_fast=self.acceptance_fast[slots],
+                acceptance_slow=self.acceptance_slow[slots],
+                last_accepted=self.last_accepted[slots],
+                temperature=self.temperature[slots],
+            )
         columns = (
             self.drafted[slots] / MAX_DEPTH,
             self.acceptance_fast[slots],
@@ -183,8 +217,10 @@ class RequestTable:
         for i, column in enumerate(columns, start=2 * MAX_DEPTH):
             requests[:, i] = column
         n = np.bincount(owner, minlength=len(self.acceptance))
-        total = np.bincount(owner, context, len(n))
-        prefill, waiting, step_ms = np.asarray(prefill_tokens), np.asarray(waiting), np.asarray(step_ms)
+        starts = np.concatenate(([0], n.cumsum()))
+        total = np.bincount(owner, context, len(n)).astype(np.float64)
+        prefill, waiting, step_ms = (np.asarray(x, np.float64) for x in (prefill_tokens, waiting, step_ms))
+        price = row_price(survival, owner, cost, running=n, prefill_tokens=prefill, context=total)
         floor = cost.step_ms(rows=1, batch=1)
         of_load = (
             n / self.capacity,
@@ -193,8 +229,28 @@ class RequestTable:
             prefill / np.maximum(n + prefill, 1),
             np.where(step_ms > 0, floor / np.maximum(step_ms, 1e-9), 1.0),
             *cost.break_even(batch=np.maximum(n, 1), prefill_tokens=prefill, context=total),
+            price,
+            *depth_values(self._gains(slots, owner, survival, price, starts), cost, running=n, context=total).T,
         )
         load = np.stack(of_load, axis=1).astype(np.float32)
         assert load.shape[1] == len(LOAD_FEATURES)
-        starts = np.concatenate(([0], n.cumsum()))
         return Observations(np.clip(requests, 0.0, 1.0, out=requests), np.clip(load, 0.0, 1.0, out=load), starts)
+
+    def _gains(
+        self, slots: Ints, owner: Ints, survival: Floats, price: NDArray[np.float64], starts: Ints
+    ) -> NDArray[np.float64]:
+        """[E, 2, K] what each place of a draft brings to all requests of an engine: see `depth_values`.
+
+        Each request's averages move by what was just drafted for it, and for the places beyond by what its acceptance
+        says of them. An engine without requests is as if one came, like those before it.
+        """
+        guess = (0.5 * (self.acceptance_fast[slots] + self.acceptance_slow[slots]))[:, None] ** POWERS
+        worth = np.where(self.drafted[slots][:, None] >= POWERS, survival, guess)
+        verified = worth > price[owner, None]
+        gain = self.gain[slots]
+        gain += GAIN * (np.stack((worth * verified, verified), axis=1) - gain)
+        self.gain[slots] = gain
+        sums = np.concatenate([np.zeros((1, 2, MAX_DEPTH)), gain.cumsum(axis=0, dtype=np.float64)])
+        empty = (starts[1:] == starts[:-1])[:, None, None]
+        coming = self.acceptance[:, None] ** POWERS
+        return np.where(empty, np.stack((coming, np.ones_like(coming)), axis=1), sums[starts[1:]] - sums[starts[:-1]])

@@ -15,8 +15,11 @@ from faser.costs import StepCost
 KNOWN = {
     "none": "never speculate",
     "static:K": f"always draft and verify K tokens, 0 to {MAX_DEPTH}",
-    "schedule": "K from a batch-size table made from the step costs; or schedule:1-8=4,9-64=2 (K = 0 beyond)",
-    "ema": "K tier from the acceptance average, with hysteresis",
+    "schedule": "K from a batch-size table made from the step costs; or schedule:ACCEPTANCE, 0 to 1, of the draft's "
+    "tokens; or the table, schedule:1-8=4,9-64=2 (K = 0 beyond)",
+    "ema": "K tiers from acceptance averages, with hysteresis; or ema:RISE:FALL:K,K,...",
+    "bandit": "K by discounted UCB for each size of batch; or bandit:EXPLORE:DISCOUNT:TRUST",
+    "gp_lcb": "lengths by a Gaussian process and its lower confidence bound; or gp_lcb:BETA",
     "goodput": "most expected tokens per millisecond, from confidences and step costs",
     "random:SEED": "random lengths and depths, to test that outputs do not change",
     "probe:HOLD:SEED": "each length and depth for HOLD steps, to measure what steps cost",
@@ -77,9 +80,19 @@ def _static(argument: str, cost: StepCost) -> Policy:  # noqa: ARG001
     return Static(_whole("static", argument, MAX_DEPTH))
 
 
-def _schedule(argument: str, cost: StepCost) -> Policy:
-    from faser.policies.schedule import Schedule
+def _numbers(name: str, argument: str, most: int) -> list[float]:
+    """The numbers of "1:0.5", at most so many; none of ""."""
+    parts = argument.split(":") if argument else []
+    if len(parts) > most or not all(re.fullmatch(r"\d{0,9}\.?\d{1,9}", part) for part in parts):
+        raise PolicyError(f"policy {name}:{argument}: {argument!r} is not allowed; allowed: up to {most} numbers, A:B")
+    return [float(part) for part in parts]
 
+
+def _schedule(argument: str, cost: StepCost) -> Policy:
+    from faser.policies.schedule import Schedule, geometric
+
+    if re.fullmatch(r"0?\.\d+|[01](\.0*)?", argument):
+        return Schedule.from_cost(cost, geometric(float(argument)))
     try:
         return Schedule.parse(argument) if argument else Schedule.from_cost(cost)
     except ValueError as error:
@@ -89,15 +102,40 @@ def _schedule(argument: str, cost: StepCost) -> Policy:
 def _ema(argument: str, cost: StepCost) -> Policy:  # noqa: ARG001
     from faser.policies.ema import Ema
 
-    _no_argument("ema", argument)
-    return Ema()
+    try:
+        return Ema.parse(argument) if argument else Ema()
+    except ValueError as error:
+        raise PolicyError(f"policy ema:{argument}: {error}") from None
 
 
-def _goodput(argument: str, cost: StepCost) -> Policy:
+def _bandit(argument: str, cost: StepCost) -> Policy:
+    from faser.policies.bandit import Bandit
+
+    names = ("explore", "discount", "trust")
+    try:
+        return Bandit(cost, **dict(zip(names, _numbers("bandit", argument, len(names)), strict=False)))
+    except ValueError as error:
+        raise error if isinstance(error, PolicyError) else PolicyError(f"policy bandit:{argument}: {error}") from None
+
+
+def _gp_lcb(argument: str, cost: StepCost) -> Policy:
+    from faser.policies.gp_lcb import GpLcb
+
+    try:
+        return GpLcb(cost, **dict(zip(("beta",), _numbers("gp_lcb", argument, 1), strict=False)))
+    except ValueError as error:
+        raise error if isinstance(error, PolicyError) else PolicyError(f"policy gp_lcb:{argument}: {error}") from None
+
+
+def _oracle(argument: str, cost: StepCost) -> Policy:  # noqa: ARG001
+    raise PolicyError("policy 'oracle' must know which tokens will be accepted: it runs in the simulator only")
+
+
+def _goodput(argument: str, cost: StepCost) -> Policy:  # noqa: ARG001
     from faser.policies.goodput import Goodput
 
     _no_argument("goodput", argument)
-    return Goodput(cost)
+    return Goodput()
 
 
 def _random(argument: str, cost: StepCost) -> Policy:  # noqa: ARG001
@@ -121,6 +159,9 @@ _FACTORIES: dict[str, Callable[[str, StepCost], Policy]] = {
     "static": _static,
     "schedule": _schedule,
     "ema": _ema,
+    "bandit": _bandit,
+    "gp_lcb": _gp_lcb,
+    "oracle": _oracle,
     "goodput": _goodput,
     "random": _random,
     "probe": _probe,

@@ -4,12 +4,12 @@
     h2 = relu(h1 W + mean(h1) V + b)      each request also sees the batch
     lengths = argmax_k (h2 W + x S + load P + b)[k],  k <= drafted
     z = relu(mean(h2) W + mean(x) V + load U + b)
-    depth = argmax_d (z W + b + prior)[d],  frontier = argmax (z W + b)
+    depth = argmax_d (z W + load Q + b)[d],  frontier = argmax (z W + b)
 
-The rule "verify token j while its survival exceeds its break-even" is linear in the features, so it is the initial
-value of the skip arrays S and P (`rule_skip`): training starts from the rule and learns what it misses. The depth prior
-is the same rule over the mean acceptance (`depth_values`). `faser.train.network` is the torch twin; a test holds them
-equal.
+It starts as the rule of most tokens per millisecond (`policies.goodput`): verify token j while its survival is over the
+row's price, draft to the depth of most value. Both are linear in the features, so they are the initial values of the
+skip arrays S, P and Q (`rule`): training learns what the rule misses. `faser.train.network` is the torch twin; a test
+holds them equal.
 """
 
 from __future__ import annotations
@@ -22,22 +22,14 @@ from faser.core import LOAD_FEATURES, MAX_DEPTH, REQUEST_FEATURES, Decision, Flo
 from faser.policies import policy_file
 from faser.policies.policy_file import PolicyFile, PolicyFileError
 
-__all__ = ["NEVER", "LearnedPolicy", "PolicyFileError", "load", "rule_skip"]
+__all__ = ["NEVER", "LearnedPolicy", "PolicyFileError", "load", "rule"]
 
 NEVER = np.float32(-1e9)
 """Logit of a choice that is not allowed; finite, so that a probability of 0 times its logarithm is 0."""
 
 SURVIVAL = REQUEST_FEATURES.index("survival_1")
 DRAFTED = REQUEST_FEATURES.index("drafted")
-ACCEPTANCE = REQUEST_FEATURES.index("acceptance_slow")
-VERIFY, VERIFY_FULL, DRAFT = (LOAD_FEATURES.index(f) for f in ("verify_cost", "verify_cost_full", "draft_cost"))
-RATE = np.float32(1.5)
-"""How many times over the rule wants a row to earn its cost: break-evens are against no speculation, and a row must
-beat what speculation already reaches. 1 to 1.8 were tried on the 13B profile. Only a start: the skip arrays are
-trained."""
-
-RAMP: Floats = np.linspace(0.0, 1.0, MAX_DEPTH, dtype=np.float32)
-"""[K] where token j's break-even lies between `verify_cost` (0) and `verify_cost_full` (1)."""
+PRICE, VALUES = LOAD_FEATURES.index("row_price"), LOAD_FEATURES.index("depth_value_0")
 
 _INPUTS = (  # weight, bias that takes its mean, which features
     ("request_weight", "request_bias", "request"),
@@ -46,24 +38,20 @@ _INPUTS = (  # weight, bias that takes its mean, which features
     ("request_load", "request_bias", "load"),
     ("length_load", "length_bias", "load"),
     ("batch_load", "batch_bias", "load"),
+    ("depth_load", "depth_bias", "load"),
 )
 
 
-def rule_skip(sharpness: float) -> tuple[Floats, Floats]:
-    """Skip arrays ([F, K+1], [L, K+1]): logit of k = sharpness x sum_{j<=k} (survival_j - RATE x break_even_j)."""
+def rule(sharpness: float, depth_sharpness: float) -> dict[str, Floats]:
+    """Skip arrays of an untrained policy. Logit of length k: sharpness x sum_{j<=k} (survival_j - row_price); of depth
+    d: depth_sharpness x its value.
+    """
     skip = np.zeros((len(REQUEST_FEATURES), MAX_DEPTH + 1), np.float32)
-    load = np.zeros((len(LOAD_FEATURES), MAX_DEPTH + 1), np.float32)
+    price, values = np.zeros((2, len(LOAD_FEATURES), MAX_DEPTH + 1), np.float32)
     skip[SURVIVAL : SURVIVAL + MAX_DEPTH, 1:] = sharpness * np.triu(np.ones((MAX_DEPTH, MAX_DEPTH), np.float32))
-    load[:, 1:] = -sharpness * np.cumsum(_cost_weight()[:, :MAX_DEPTH], axis=1)
-    return skip, load
-
-
-def _cost_weight() -> Floats:
-    """[L, K+1] from load to RATE x break-even of tokens 1..K, and to RATE x draft cost."""
-    weight = np.zeros((len(LOAD_FEATURES), MAX_DEPTH + 1), np.float32)
-    weight[VERIFY, :MAX_DEPTH], weight[VERIFY_FULL, :MAX_DEPTH] = RATE * (1 - RAMP), RATE * RAMP
-    weight[DRAFT, MAX_DEPTH] = RATE
-    return weight
+    price[PRICE] = -sharpness * np.arange(MAX_DEPTH + 1)
+    values[VALUES : VALUES + MAX_DEPTH + 1] = depth_sharpness * np.eye(MAX_DEPTH + 1)
+    return {"length_skip": skip, "length_load": price, "depth_load": values}
 
 
 def load(path: Path | str) -> LearnedPolicy:
@@ -84,20 +72,18 @@ class LearnedPolicy:
         self._a = {name: np.ascontiguousarray(array) for name, array in a.items()}
         allowed = np.arange(MAX_DEPTH + 1)
         self._mask = np.where(allowed <= allowed[:, None], np.float32(0), NEVER)  # [drafted, length]
-        self._depth_bias = a["depth_bias"] + np.where(allowed <= file.max_depth, np.float32(0), NEVER)
         # A small product costs as much as its call, so what reads the same input is one: load for four uses.
         parts = [
             (a["request_load"], a["request_bias"]),
             (a["length_load"], a["length_bias"]),
             (a["batch_load"], a["batch_bias"]),
-            (_cost_weight(), np.zeros(MAX_DEPTH + 1, np.float32)),
+            (a["depth_load"], a["depth_bias"] + np.where(allowed <= file.max_depth, np.float32(0), NEVER)),
         ]
         self._load_weight = np.hstack([weight for weight, _ in parts])
         self._load_bias = np.concatenate([bias for _, bias in parts])
         ends = np.cumsum([len(bias) for _, bias in parts])
         self._of_load = [slice(end - len(bias), end) for end, (_, bias) in zip(ends, parts, strict=True)]
         self._batch_weight = np.vstack([a["batch_mean"], a["batch_weight"]])
-        self._powers = np.arange(1, MAX_DEPTH + 1, dtype=np.float32)
         self._hidden = len(a["request_bias"])
         self._grow(64)
 
@@ -126,7 +112,7 @@ class LearnedPolicy:
         share = np.float32(1 / max(n, 1))
         from_load = np.dot(observation.load, self._load_weight)
         from_load += self._load_bias
-        to_request, to_length, to_batch, cost = (from_load[part] for part in self._of_load)
+        to_request, to_length, to_batch, to_depth = (from_load[part] for part in self._of_load)
 
         np.dot(x, a["request_weight"], out=h1)
         h1 += to_request
@@ -151,20 +137,6 @@ class LearnedPolicy:
         z += to_batch
         np.maximum(z, 0, out=z)
         depth: Floats = np.dot(z, a["depth_weight"])
-        depth += self._depth_bias
-        depth[1:] += a["depth_prior"] * self._depth_values(means[ACCEPTANCE], cost)
+        depth += to_depth
         frontier: Floats = np.dot(z, a["frontier_weight"]) + a["frontier_bias"]
         return logits, depth, frontier
-
-    def _depth_values(self, acceptance: np.float32, cost: Floats) -> Floats:
-        """[K] worth of drafting d = 1..K tokens at mean `acceptance` a, with `cost` as of `_cost_weight`.
-
-        It is sum_{j<=d} max(a^j - RATE x break_even_j, 0) - RATE x draft_cost. The maximum is 0 because a drafted token
-        that does not pay need not be verified.
-        """
-        values = acceptance**self._powers
-        values -= cost[:MAX_DEPTH]
-        np.maximum(values, 0, out=values)
-        values -= cost[MAX_DEPTH]
-        worth: Floats = values.cumsum()
-        return worth

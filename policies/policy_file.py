@@ -42,7 +42,7 @@ def array_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
         "mix_weight": (h, h), "mix_context": (h, h), "mix_bias": (h,),
         "length_weight": (h, k), "length_skip": (f, k), "length_load": (load, k), "length_bias": (k,),
         "batch_weight": (h, h), "batch_mean": (f, h), "batch_load": (load, h), "batch_bias": (h,),
-        "depth_weight": (h, k), "depth_bias": (k,), "depth_prior": (1,),
+        "depth_weight": (h, k), "depth_bias": (k,), "depth_load": (load, k),
         "frontier_weight": (h, w), "frontier_bias": (w,),
     }  # fmt: skip
 

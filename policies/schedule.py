@@ -1,24 +1,62 @@
-"""K from the batch size alone: vLLM's own dynamic speculation (`num_speculative_tokens_per_batch_size`) as a policy."""
+"""K from the batch size alone: vLLM's own dynamic speculation (`num_speculative_tokens_per_batch_size`) as a policy.
+
+The best table of this kind needs two measured things: what steps cost, and how many tokens a request gets from a step
+at each K. The second is not the powers of an acceptance: right tokens come in runs, and hard requests take more steps.
+So it is counted by walking recorded requests (`tokens_per_step`), at every K.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from faser.core import MAX_DEPTH, Decision, Observation
 from faser.costs import StepCost
-from faser.policies.goodput import best_depth
 from faser.requests import PRIOR
+from faser.tapes import Tape
 
 LARGEST_BATCH = 1024
+
+Doubles = NDArray[np.float64]
+
+
+def geometric(acceptance: float) -> Doubles:
+    """[K + 1] tokens per step at each K when every drafted token is right with probability `acceptance` = a.
+
+    1 + a + ... + a^K = (1 - a^(K + 1)) / (1 - a), from Leviathan et al., arXiv 2211.17192.
+    """
+    return np.cumsum(acceptance ** np.arange(MAX_DEPTH + 1.0))
+
+
+def tokens_per_step(tape: Tape) -> Doubles:
+    """[K + 1] tokens of a request-step at each K, over the whole of every recorded request.
+
+    Each request starts past its first token, which comes with its prompt, and is walked to its end: a step at K gets
+    the right ones of K drafted tokens and one more, or what is left.
+    """
+    runs, ends = tape.run_lengths, tape.offsets[1:]
+    first = tape.offsets[:-1] + 1
+    tokens = int((ends - first).sum())
+    out = np.ones(MAX_DEPTH + 1)
+    for k in range(1, MAX_DEPTH + 1):
+        at, end, steps = first[first < ends], ends[first < ends], 0
+        while len(at):
+            steps += len(at)
+            at = at + np.minimum(runs[at], k) + 1
+            at, end = at[at < end], end[at < end]
+        out[k] = tokens / max(steps, 1)
+    return out
 
 
 class Schedule:
     """`table[n]` is K for n running requests; the last entry serves any larger batch."""
 
-    def __init__(self, table: list[int]) -> None:
-        self._table = table
+    def __init__(self, table: Sequence[int]) -> None:
+        self.table = list(table)
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
@@ -38,16 +76,34 @@ class Schedule:
         return cls([*table, 0])
 
     @classmethod
-    def from_cost(cls, cost: StepCost, acceptance: float = PRIOR) -> Schedule:
-        """The table with most expected tokens per ms when every token is accepted with probability `acceptance`."""
-        survival = acceptance ** np.arange(1, MAX_DEPTH + 1)
-        depths = np.arange(MAX_DEPTH + 1)
-        table = []
-        for n in range(1, LARGEST_BATCH + 1):
-            ms = cost.ms(rows=n * (1 + depths), batch=n, depth=depths)
-            table.append(best_depth(n, n * survival, ms))
-        return cls([table[0], *table])
+    def from_cost(cls, cost: StepCost, tokens: ArrayLike | None = None, context: float = 0.0) -> Schedule:
+        """The table with most tokens per ms: the argmax over K of n x tokens[K] / ms(n (1 + K) rows, K drafted).
+
+        tokens: [K + 1] tokens of a request-step at each K, as of `tokens_per_step` or `geometric`; unless given, those
+        of the acceptance that is assumed before any verdict. context: tokens of each request in the KV cache.
+        """
+        worth = np.asarray(geometric(PRIOR) if tokens is None else tokens, np.float64)
+        if worth.shape != (MAX_DEPTH + 1,):
+            raise ValueError(f"tokens has shape {worth.shape}; allowed: ({MAX_DEPTH + 1},), one for each K")
+        n, k = np.arange(1, LARGEST_BATCH + 1)[:, None], np.arange(MAX_DEPTH + 1)
+        best = (n * worth / cost.ms(rows=n * (1 + k), batch=n, depth=k, context=n * context)).argmax(axis=1).tolist()
+        return cls([best[0], *best])
+
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """(first batch size, last one, K), without gaps; the last K serves any larger batch."""
+        changes = [n for n in range(2, len(self.table)) if self.table[n] != self.table[n - 1]]
+        starts = [1, *changes]
+        ends = [*(n - 1 for n in changes), max(len(self.table) - 1, LARGEST_BATCH)]
+        return [(first, last, self.table[first]) for first, last in zip(starts, ends, strict=True)]
+
+    def vllm_option(self) -> str:
+        """What vLLM takes as `num_speculative_tokens_per_batch_size`: JSON [[first, last, K], ...]."""
+        return json.dumps(self.ranges())
+
+    def __str__(self) -> str:
+        """What `parse` takes."""
+        return ",".join(f"{first}-{last}={length}" for first, last, length in self.ranges())
 
     def decide(self, observation: Observation) -> Decision:
-        length = self._table[min(observation.running, len(self._table) - 1)]
+        length = self.table[min(observation.running, len(self.table) - 1)]
         return Decision(np.full(observation.running, length), length)

@@ -230,7 +230,7 @@ def test_engines_side_by_side_do_what_each_does_alone_also_when_started_again() 
     traces = [sample_trace(Poisson(), rng, n, 1.1 * capacity(tape, COST, 6), tape) for n in (40, 25, 55, 30)]
     alone = [run(Random(i), trace, tape, COST, **settings) for i, trace in enumerate(traces)]
     seeds = iter(range(4))
-    assert replay(lambda: Random(next(seeds)), traces, tape, COST, **settings) == alone
+    assert replay(lambda _: Random(next(seeds)), traces, tape, COST, **settings) == alone
     engines = Engines(tape, COST, engines=2, **settings)
     for trace in (traces[2], traces[0]):  # the second start finds an engine that was stopped on its way
         engines.start(0, trace)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from faser.bench.decide import main, random_observation, time_decisions
-from faser.core import LOAD_FEATURES, MAX_DEPTH, MAX_FRONTIER, REQUEST_FEATURES, Capabilities, Observation, checked
-from faser.policies import learned
+from faser.core import MAX_DEPTH, MAX_FRONTIER, Capabilities, Observation, checked
+from faser.policies.goodput import Goodput
 from faser.policies.learned import LearnedPolicy
 from faser.policies.policy_file import PolicyFile, identity_normaliser, save
 from faser.train.network import Actor, Batch, F, Logits
@@ -22,7 +22,7 @@ TOLERANCE = 1e-5  # float32 sums of some 70 products in another order, relative 
 
 
 def actor(noise: float, *, max_depth: int = MAX_DEPTH, max_frontier: int = MAX_FRONTIER) -> Actor:
-    network = Actor(hidden=32, sharpness=8.0, max_depth=max_depth, max_frontier=max_frontier)
+    network = Actor(hidden=32, sharpness=8.0, depth_sharpness=20.0, max_depth=max_depth, max_frontier=max_frontier)
     rng = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in network.parameters():
@@ -112,26 +112,17 @@ def test_deciding_leaves_the_observation_and_earlier_decisions_alone() -> None:
     np.testing.assert_array_equal(first.load, load)
 
 
-def test_the_untrained_network_verifies_while_survival_exceeds_the_cost() -> None:
+def test_the_untrained_network_decides_as_goodput_does() -> None:
     policy, rng = frozen(actor(0.0)), np.random.default_rng(0)
-    for _ in range(20):
-        observation = random_observation(rng, 30)
-        first, full = observation.of_load("verify_cost"), observation.of_load("verify_cost_full")
-        cost = float(learned.RATE) * np.linspace(first, full, MAX_DEPTH)
-        total = np.cumsum(observation.survival - cost, axis=1)
-        total[np.arange(MAX_DEPTH) >= observation.drafted[:, None]] = -np.inf
-        expected = np.hstack([np.zeros((30, 1)), total]).argmax(axis=1)
-        np.testing.assert_array_equal(policy.decide(observation).lengths, expected)
-
-
-@pytest.mark.parametrize(("acceptance", "draft_cost", "depth"), [(0.9, 0.02, 7), (0.5, 0.1, 3), (0.9, 0.95, 0)])
-def test_the_untrained_network_drafts_what_pays(acceptance: float, draft_cost: float, depth: int) -> None:
-    requests = np.zeros((3, len(REQUEST_FEATURES)), np.float32)
-    requests[:, REQUEST_FEATURES.index("acceptance_slow")] = acceptance
-    load = np.zeros(len(LOAD_FEATURES), np.float32)
-    load[LOAD_FEATURES.index("draft_cost")] = draft_cost / learned.RATE
-    expected = int(np.append(0, np.cumsum(acceptance ** np.arange(1, 8) - draft_cost)).argmax())
-    assert frozen(actor(0.0)).decide(Observation(requests, load)).draft_depth == expected == depth
+    seen = set()
+    for running in (0, 1, 30, 100):
+        for _ in range(10):
+            observation = random_observation(rng, running)
+            ours, rule = policy.decide(observation), Goodput().decide(observation)
+            np.testing.assert_array_equal(ours.lengths, rule.lengths)
+            assert ours.draft_depth == rule.draft_depth
+            seen.add(ours.draft_depth)
+    assert len(seen) > 3
 
 
 def test_a_normaliser_is_applied() -> None:

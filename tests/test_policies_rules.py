@@ -6,11 +6,9 @@ import pytest
 from faser.core import LOAD_FEATURES, MAX_DEPTH, REQUEST_FEATURES, Observation
 from faser.costs import Curve, StepCost
 from faser.policies import KNOWN, PolicyError, make_policy
-from faser.policies.goodput import Goodput, best_depth
 from faser.policies.schedule import Schedule
 
 FLAT = StepCost(name="t", device="t", source="t", verify=Curve((1.0, 2.0), (8.0, 8.0)))
-STEEP = StepCost(name="t", device="t", source="t", verify=Curve((1.0, 2.0), (1.0, 2.0)), draft=Curve((1.0,), (0.5,)))
 
 
 def observation(survival: list[list[float]], acceptance: float = 0.6) -> Observation:
@@ -22,43 +20,6 @@ def observation(survival: list[list[float]], acceptance: float = 0.6) -> Observa
     for name in ("acceptance_fast", "acceptance_slow"):
         requests[:, REQUEST_FEATURES.index(name)] = acceptance
     return Observation(requests, np.zeros(len(LOAD_FEATURES), np.float32))
-
-
-# vLLM pull request 32374: ms per step by batch and K, and marginal acceptance per position
-CALIBRATION_MS = {
-    1: {0: 6.52, 1: 7.37, 3: 8.84, 5: 10.33},
-    4: {0: 6.60, 1: 7.47, 3: 8.98, 5: 10.40},
-    16: {0: 6.90, 1: 7.85, 3: 9.52, 5: 11.20},
-    64: {0: 7.77, 1: 9.66, 3: 13.50, 5: 16.83},
-    256: {0: 14.49, 1: 27.14, 3: 41.85, 5: 57.40},
-}
-MARGINAL = np.array([0.681, 0.391, 0.204, 0.101, 0.051])
-
-
-@pytest.mark.parametrize(("batch", "best"), [(1, 3), (4, 3), (16, 3), (64, 1), (256, 0)])
-def test_goodput_picks_the_known_best_depths_of_a_public_case(batch: int, best: int) -> None:
-    ms = np.full(6, np.inf)
-    for depth, value in CALIBRATION_MS[batch].items():
-        ms[depth] = value
-    assert best_depth(batch, batch * MARGINAL, ms) == best
-
-
-def test_goodput_verifies_everything_when_rows_are_free() -> None:
-    decision = Goodput(FLAT).decide(observation([[0.9, 0.8, 0.1], [0.2]]))
-    assert decision.lengths.tolist() == [3, 1]
-    assert decision.draft_depth == MAX_DEPTH
-
-
-def test_goodput_verifies_nothing_when_a_row_costs_a_step() -> None:
-    decision = Goodput(STEEP).decide(observation([[0.9, 0.8, 0.1], [0.2]]))
-    assert decision.lengths.tolist() == [0, 0]
-    assert decision.draft_depth == 0
-
-
-def test_goodput_spends_rows_on_the_surest_tokens() -> None:
-    cost = StepCost(name="t", device="t", source="t", verify=Curve((1.0, 101.0), (4.0, 104.0)))
-    lengths = Goodput(cost).decide(observation([[0.95, 0.9, 0.85], [0.3, 0.1, 0.05]])).lengths
-    assert lengths.tolist() == [3, 0]
 
 
 def test_the_schedule_falls_with_the_batch() -> None:
@@ -77,7 +38,7 @@ def test_a_schedule_can_be_written_down() -> None:
 
 
 def test_ema_moves_with_acceptance_and_does_not_flip_at_the_threshold() -> None:
-    policy = make_policy("ema", FLAT)
+    policy = make_policy("ema:0.5:0.35:1,3,5,7", FLAT)
     high = [policy.decide(observation([[0.5]], acceptance=0.95)).draft_depth for _ in range(4)]
     assert high[-1] == 7
     low = [policy.decide(observation([[0.5]], acceptance=0.2)).draft_depth for _ in range(5)]
@@ -85,6 +46,27 @@ def test_ema_moves_with_acceptance_and_does_not_flip_at_the_threshold() -> None:
     edge = 0.5 ** (1 / 3)  # survival of tier 3's last token is one half
     depths = [policy.decide(observation([[0.5]], edge + d)).draft_depth for d in (0.01, -0.01) * 10]
     assert len(set(depths[1:])) == 1
+
+
+def test_ema_verifies_of_each_request_what_its_own_acceptance_bears() -> None:
+    policy = make_policy("ema:0.3:0.2:1,2,4,6", FLAT)
+    mixed = observation([[0.5] * 6] * 3)
+    for _ in range(6):
+        policy.decide(observation([[0.5] * 6] * 3, acceptance=0.95))
+    for name in ("acceptance_fast", "acceptance_slow"):
+        mixed.requests[:, REQUEST_FEATURES.index(name)] = [0.1, 0.7, 0.95]
+    decision = policy.decide(mixed)
+    assert decision.lengths.tolist() == [1, 4, 6]  # 0.1 bears no tier and gets the first; 0.7 ** 4 = 0.24
+    assert decision.draft_depth == 4  # the batch left its tier: 0.58 ** 6 = 0.04
+
+
+@pytest.mark.parametrize(
+    "spec", ["ema:2", "ema:0.3:0.4", "ema:0.5:0.3:0,2", "ema:0.5:0.3:3,2", "ema:0.5:0.3:8", "ema:x"]
+)
+def test_tiers_that_cannot_be_are_refused_with_what_is_allowed(spec: str) -> None:
+    with pytest.raises(PolicyError, match=f"policy {spec}: .*allowed: ") as error:
+        make_policy(spec, FLAT)
+    assert "\n" not in str(error.value)
 
 
 def test_random_lengths_are_seeded_and_cover_the_range() -> None:
@@ -97,9 +79,11 @@ def test_random_lengths_are_seeded_and_cover_the_range() -> None:
     assert seen == set(range(MAX_DEPTH + 1))
 
 
-@pytest.mark.parametrize("spec", ["none", "static:3", "schedule", "schedule:1-8=2", "ema", "goodput", "random:1"])
+@pytest.mark.parametrize(
+    "spec", ["none", "static:3", "schedule", "schedule:1-8=2", "ema", "goodput", "random:1", "bandit", "gp_lcb"]
+)
 def test_every_policy_decides_with_no_request_running(spec: str) -> None:
-    decision = make_policy(spec, STEEP).decide(observation([]))
+    decision = make_policy(spec, FLAT).decide(observation([]))
     assert decision.lengths.shape == (0,)
     assert 0 <= decision.draft_depth <= MAX_DEPTH
 

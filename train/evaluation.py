@@ -7,9 +7,9 @@ are printed and stored, so that these are not flattered by the picking.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from statistics import fmean
 
 import numpy as np
@@ -57,14 +57,18 @@ Scores = dict[tuple[str, float], float]
 
 def evaluate(make: Callable[[StepCost], Policy], models: Sequence[str], *, first_seed: int, seeds: int) -> Scores:
     """Scores of the policy that `make` builds for a model's costs, a fresh one for every episode."""
-    scores: Scores = {}
-    for model in models:
-        of, preset = world(model), PRESETS[model]
-        for load in preset.evaluated_loads:
-            traces = [trace(model, load, first_seed + i) for i in range(seeds)]
-            runs = replay(partial(make, of.cost), traces, of.tape, of.cost, slots=preset.slots)
-            scores[model, load] = fmean(summary.ratio_to_none for summary in runs)
-    return scores
+    return {
+        (model, load): _score(make, model, load, range(first_seed, first_seed + seeds))
+        for model in models
+        for load in PRESETS[model].evaluated_loads
+    }
+
+
+def _score(make: Callable[[StepCost], Policy], model: str, load: float, seeds: Iterable[int]) -> float:
+    of = world(model)
+    traces = [trace(model, load, seed) for seed in seeds]
+    runs = replay(lambda _: make(of.cost), traces, of.tape, of.cost, slots=PRESETS[model].slots)
+    return fmean(summary.ratio_to_none for summary in runs)
 
 
 def mean(scores: Scores) -> float:

@@ -77,23 +77,31 @@ def _initial(name: str, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 class Actor(nn.Module):
     """Logits of the policy. Parameters are `array_shapes(hidden)`; the equations are in `faser.policies.learned`."""
 
-    def __init__(self, *, hidden: int, sharpness: float, max_depth: int, max_frontier: int, seed: int = 0) -> None:
-        """`sharpness`: how many nats one whole expected token is worth to the untrained network, the rule."""
+    def __init__(
+        self,
+        *,
+        hidden: int,
+        sharpness: float,
+        depth_sharpness: float,
+        max_depth: int,
+        max_frontier: int,
+        seed: int = 0,
+    ) -> None:
+        """sharpness, depth_sharpness: how many nats one whole expected token, and all of a depth's value, are worth to
+        the untrained network, the rule.
+        """
         super().__init__()
         rng = torch.Generator().manual_seed(seed)
         for name, shape in array_shapes(hidden).items():
             self.register_parameter(name, nn.Parameter(_initial(name, shape, rng)))
-        skip, load = learned.rule_skip(sharpness)
         with torch.no_grad():
-            self.get_parameter("length_skip").copy_(torch.from_numpy(skip))
-            self.get_parameter("length_load").copy_(torch.from_numpy(load))
-            self.get_parameter("depth_prior").fill_(sharpness)
+            for name, array in learned.rule(sharpness, depth_sharpness).items():
+                self.get_parameter(name).copy_(torch.from_numpy(array))
         lengths, frontiers = torch.arange(MAX_DEPTH + 1), torch.arange(MAX_FRONTIER + 1)
         never = float(learned.NEVER)
         self.register_buffer("length_mask", (lengths > lengths[:, None]) * never, persistent=False)
         self.register_buffer("depth_mask", (lengths > max_depth) * never, persistent=False)
         self.register_buffer("frontier_mask", (frontiers > max_frontier) * never, persistent=False)
-        self.register_buffer("ramp", torch.from_numpy(learned.RAMP), persistent=False)
 
     def forward(self, batch: Batch) -> Logits:
         x, load, owner = batch.requests, batch.load, batch.owner
@@ -107,21 +115,12 @@ class Actor(nn.Module):
         mean = batch.mean(x)
         z = batch.mean(h2) @ p["batch_weight"] + mean @ p["batch_mean"] + load @ p["batch_load"]
         z = (z + p["batch_bias"]).relu()
-        depth = z @ p["depth_weight"] + p["depth_bias"] + self._depth_prior(mean, load)
+        depth = z @ p["depth_weight"] + load @ p["depth_load"] + p["depth_bias"]
         return Logits(
             lengths + self.get_buffer("length_mask")[drafted],
             depth + self.get_buffer("depth_mask"),
             z @ p["frontier_weight"] + p["frontier_bias"] + self.get_buffer("frontier_mask"),
         )
-
-    def _depth_prior(self, mean: Tensor, load: Tensor) -> Tensor:
-        """[B, K+1]: `LearnedPolicy._depth_values` times the trained `depth_prior`, 0 for depth 0."""
-        first, full, draft = (
-            float(learned.RATE) * load[:, i, None] for i in (learned.VERIFY, learned.VERIFY_FULL, learned.DRAFT)
-        )
-        survival = mean[:, learned.ACCEPTANCE, None] ** torch.arange(1, MAX_DEPTH + 1)
-        gain = (survival - (first + (full - first) * self.get_buffer("ramp"))).clamp(min=0) - draft
-        return nn.functional.pad(gain.cumsum(1) * self.get_parameter("depth_prior"), (1, 0))
 
     def arrays(self) -> dict[str, Floats]:
         """The parameters as the policy file's arrays (copies)."""

@@ -52,6 +52,7 @@ class Settings:
     target_kl: float | None = 0.1  # of the joint action: a hundred requests move together
     hidden: int = 32
     sharpness: float = 12.0  # see `Actor`
+    depth_sharpness: float = 100.0  # see `Actor`
     slot_power: float = 0.0  # see `SlotDistribution.log_prob`
     evaluations: int = 10  # spread evenly over the run, besides the first
     evaluation_seeds: int = 2  # arrivals per load and model

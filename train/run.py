@@ -75,6 +75,7 @@ class Run:
         return {
             "hidden": s.hidden,
             "sharpness": s.sharpness,
+            "depth_sharpness": s.depth_sharpness,
             "max_depth": c.max_depth,
             "max_frontier": c.max_frontier,
             "seed": self.seed,

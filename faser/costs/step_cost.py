@@ -75,9 +75,10 @@ class StepCost:
         """ms of steps of `rows` target rows over `context` tokens, drafting `depth` for each of `batch`; any shapes
         that broadcast.
         """
+        device = self.verify(rows) + self.request(batch) + self.context_ms * np.asarray(context)
         depth = np.asarray(depth, np.float64)
-        drafting = (depth > 0) * self.sync(rows) + depth * self.draft(batch)
-        device = self.verify(rows) + self.request(batch) + drafting + self.context_ms * np.asarray(context)
+        if depth.any():
+            device = device + (depth > 0) * self.sync(rows) + depth * self.draft(batch)
         return np.maximum(device, self.host_ms + self.launch_ms * depth)
 
     def step_ms(self, *, rows: float, batch: float, depth: int = 0, context: float = 0) -> float:
