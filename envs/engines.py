@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from faser.acceptance import predictor_of
 from faser.core import MAX_DEPTH, Ints, Observations
 from faser.costs import StepCost
 from faser.envs.trace import Trace
@@ -92,7 +93,13 @@ class Engines:
         self.max_batched_tokens, self.kv_blocks = max_batched_tokens, kv_tokens // BLOCK
         self.latency_target_s = latency_target_s
         every = engines * slots
-        self.table = RequestTable(every, capacity=slots, engines=engines, latency_target_s=latency_target_s)
+        self.table = RequestTable(
+            every,
+            capacity=slots,
+            engines=engines,
+            latency_target_s=latency_target_s,
+            predictor=predictor_of(tape.target, tape.draft),
+        )
         self.now = np.zeros(engines)
         self._total, self._arrived, self._admitted, self._finished = np.zeros((4, engines), np.int64)
         self._arrival = np.full((engines, 1), np.inf)  # [E, n + 1], inf past the last

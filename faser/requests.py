@@ -55,13 +55,14 @@ class RequestTable:
         predictor: Predictor | None = None,
     ) -> None:
         """slots: of all engines. capacity: requests that can run at once in an engine, the unit of the load features.
-        latency_target_s: see `observe`.
+        latency_target_s: see `observe`. predictor: what confidences are worth; None takes them at their word.
         """
         self.capacity = capacity
         self.latency_target_s = latency_target_s
         self.acceptance = np.full(engines, PRIOR)  # [E] mean over an engine's verdicts; where a new request starts
         self.confidence = np.zeros((slots, MAX_DEPTH), np.float32)
         self.gain = np.zeros((slots, 2, MAX_DEPTH), np.float32)
+        self.stepped = np.zeros(slots, np.bool_)  # since it was observed last: looking twice changes nothing
         self.drafted = np.zeros(slots, np.int64)
         self.acceptance_fast = np.zeros(slots, np.float32)
         self.acceptance_slow = np.zeros(slots, np.float32)
@@ -117,6 +118,7 @@ class RequestTable:
         """New drafts of `slots` [N]: `confidence` [N, K] (ignored past `drafted` [N])."""
         self.confidence[slots] = confidence * (np.arange(MAX_DEPTH) < drafted[:, None])
         self.drafted[slots] = drafted
+        self.stepped[slots] = True
 
     def record(self, slots: Ints, verified: Ints, accepted: Ints, owner: Ints | None = None) -> None:
         """Verdicts of one step on `slots` [N] of the engines `owner` [N]: `accepted` of `verified` drafted tokens.
@@ -124,6 +126,7 @@ class RequestTable:
         Only tokens up to the first rejection were really judged: accepted + 1, or all of them. Each average moves by
         its weight per judged token; a step that verified nothing moves none (it is not 0 % acceptance).
         """
+        self.stepped[slots] = True
         judged = np.minimum(accepted + 1, verified)
         rate = accepted / np.maximum(judged, 1)
         for average, moves in zip((self.acceptance_fast, self.acceptance_slow), MOVES, strict=True):
@@ -174,7 +177,8 @@ class RequestTable:
         now: seconds. waiting: queued requests. kv_usage: share of KV blocks in use. prefill_tokens: prompt tokens
         expected in this step. step_ms: duration of the last step (0 before the first).
 
-        Request features: `confidence_j` and their running product `survival_j` (0 past the drafted tokens); `drafted`
+        Request features: `confidence_j` and `survival_j`, the chance that the first j are all accepted, by the
+        predictor, or without one the running product of the confidences (both 0 past the drafted tokens); `drafted`
         over K; the averages of `record`; `context` and `budget` (output tokens left) as x / (x + scale); `lateness`,
         seconds in system over the latency target, at most 1; `excluded`, 0 or 1.
 
@@ -248,9 +252,12 @@ class RequestTable:
         worth = np.where(self.drafted[slots][:, None] >= POWERS, survival, guess)
         verified = worth > price[owner, None]
         gain = self.gain[slots]
-        gain += GAIN * (np.stack((worth * verified, verified), axis=1) - gain)
+        weight = GAIN * self.stepped[slots][:, None, None]
+        gain += weight * (np.stack((worth * verified, verified), axis=1) - gain)
         self.gain[slots] = gain
-        sums = np.concatenate([np.zeros((1, 2, MAX_DEPTH)), gain.cumsum(axis=0, dtype=np.float64)])
+        self.stepped[slots] = False
+        ended = np.concatenate([gain, np.zeros((1, 2, MAX_DEPTH))])  # so that starts may be at the end
+        sums = np.add.reduceat(ended, starts[:-1], axis=0)
         empty = (starts[1:] == starts[:-1])[:, None, None]
         coming = self.acceptance[:, None] ** POWERS
-        return np.where(empty, np.stack((coming, np.ones_like(coming)), axis=1), sums[starts[1:]] - sums[starts[:-1]])
+        return np.where(empty, np.stack((coming, np.ones_like(coming)), axis=1), sums)

@@ -35,6 +35,7 @@ def row(name: str, drafted: int = 0, generated: int = 1) -> Row:
         drafted=drafted,
         arrival=0.0,
         excluded=False,
+        temperature=0.0,
     )
 
 

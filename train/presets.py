@@ -40,11 +40,11 @@ class Settings:
     """PPO and network settings."""
 
     timesteps: int = 400_000
-    envs: int = 16
+    envs: int = 32
     rollout_steps: int = 256
-    batch_size: int = 1024
+    batch_size: int = 2048
     epochs: int = 4
-    learning_rate: float = 1.5e-3  # falls linearly to a tenth
+    learning_rate: float = 3e-4  # falls linearly to a tenth
     gamma: float = 0.9  # with `train.shaping` what an action does shows in this step's reward and the next one's
     gae_lambda: float = 0.5
     clip_range: float = 0.2

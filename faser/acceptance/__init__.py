@@ -6,7 +6,7 @@ draft a token stands.
 """
 
 from faser.acceptance.predictor import HISTORY_FEATURES, TOKEN_FEATURES, Predictor, PredictorError
-from faser.acceptance.predictor_file import known_predictors, load_predictor, save
+from faser.acceptance.predictor_file import known_predictors, load_predictor, predictor_of, save
 
 __all__ = [
     "HISTORY_FEATURES",
@@ -15,5 +15,6 @@ __all__ = [
     "PredictorError",
     "known_predictors",
     "load_predictor",
+    "predictor_of",
     "save",
 ]

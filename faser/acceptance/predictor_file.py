@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,16 @@ def save(predictor: Predictor, path: Path) -> None:
 def known_predictors() -> list[str]:
     """Names that `load_predictor` takes."""
     return sorted(p.stem for p in SHIPPED.glob("*.json"))
+
+
+@cache
+def predictor_of(target: str, draft: str) -> Predictor | None:
+    """The shipped predictor of these models, by their fingerprints; None if there is none."""
+    for name in known_predictors():
+        predictor = load_predictor(name)
+        if target and (predictor.target, predictor.draft) == (target, draft):
+            return predictor
+    return None
 
 
 def load_predictor(name: str | Path) -> Predictor:

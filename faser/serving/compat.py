@@ -131,6 +131,7 @@ def row(request: Request) -> Row:
         max_tokens=request.max_tokens,
         drafted=len(request.spec_token_ids),
         arrival=request.arrival_time,
+        temperature=request.sampling_params.temperature if request.sampling_params else 0.0,
         excluded=excluded(request),
     )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from faser.acceptance import Predictor
 from faser.controller import Controller
 from faser.core import MAX_DEPTH, Decision, Floats, Ints, StepOutcome
 from faser.costs import StepCost
@@ -22,7 +23,7 @@ from faser.serving.step_log import StepLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A request that decodes in the coming step. arrival: seconds since the epoch."""
+    """A request that decodes in the coming step. arrival: seconds since the epoch; temperature: of its sampling."""
 
     request_id: str
     context: int
@@ -30,18 +31,27 @@ class Row:
     max_tokens: int
     drafted: int
     arrival: float
+    temperature: float
     excluded: bool
 
 
 class SpeculationLoop:
     """One engine's loop: `decide` before a step, `record` after its verdicts, `draft` after its drafting."""
 
-    def __init__(self, controller: Controller, cost: StepCost, *, capacity: int, log: StepLog | None = None) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        cost: StepCost,
+        *,
+        capacity: int,
+        log: StepLog | None = None,
+        predictor: Predictor | None = None,
+    ) -> None:
         self.controller = controller
         self.cost = cost
         self._log = log
         self.metrics = StepMetrics()
-        self._table = RequestTable(2 * capacity, capacity=capacity)
+        self._table = RequestTable(2 * capacity, capacity=capacity, predictor=predictor)
         self._slot: dict[str, int] = {}
         self._free = list(range(2 * capacity))
         self._rows: dict[str, int] = {}  # request id -> row of the step under way
@@ -153,7 +163,12 @@ class SpeculationLoop:
             self._free.extend(self._table.grow())
         slot = self._slot[row.request_id] = self._free.pop()
         self._table.admit(
-            slot, context=row.context, max_tokens=row.max_tokens, arrival=row.arrival, excluded=row.excluded
+            slot,
+            context=row.context,
+            max_tokens=row.max_tokens,
+            arrival=row.arrival,
+            excluded=row.excluded,
+            temperature=row.temperature,
         )
         self.metrics.set_tracked(len(self._slot))
         return slot

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from faser.acceptance import load_predictor
 from faser.controller import Controller
 from faser.core import Capabilities
 from faser.costs import load_profile
@@ -39,7 +40,8 @@ class FaserScheduler(Scheduler):
         capabilities = Capabilities(max_depth=self.num_spec_tokens)
         controller = Controller(make_policy(settings.policy, cost), capabilities, settings.controller)
         log = StepLog(Path(settings.log)) if settings.log else None
-        self.faser = SpeculationLoop(controller, cost, capacity=self.max_num_running_reqs, log=log)
+        predictor = load_predictor(settings.predictor) if settings.predictor else None
+        self.faser = SpeculationLoop(controller, cost, capacity=self.max_num_running_reqs, log=log, predictor=predictor)
         self._decoding: set[str] = set()
         if self.num_spec_tokens:
             compat.allow_ragged_drafts(self)

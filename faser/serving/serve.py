@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from faser.acceptance import known_predictors, load_predictor
 from faser.checkpoints import SHIPPED_POLICY
 from faser.controller import ControllerConfig
 from faser.core import MAX_DEPTH, Policy
@@ -94,6 +95,12 @@ def build_parser() -> FlexibleArgumentParser:
         "--faser-profile",
         default=None,
         help=f"Step costs: a profile's name ({', '.join(known_profiles())}) or file. Default: the model's own.",
+    )
+    group.add_argument(
+        "--faser-predictor",
+        default=None,
+        help=f"What a draft's confidences are worth: a predictor's name ({', '.join(known_predictors())}) or file, as "
+        "train/acceptance.py writes it. Default: that of a named model with its own draft, else none.",
     )
     group.add_argument(
         "--faser-deadline-ms", type=float, default=limits.deadline_ms, help="Longest time for a decision, ms."
@@ -178,8 +185,13 @@ def _settings(args: Namespace, pair: Pair) -> Settings:
     if profile is None:
         profile = DEFAULT_PROFILE
         print(f"faser serve: no step costs are known for {pair.name!r}; using profile {profile}", file=sys.stderr)
+    predictor = args.faser_predictor
+    if predictor is None and args.spec_model is None and pair.tape in known_predictors():
+        predictor = pair.tape
     try:
         load_profile(profile)
+        if predictor is not None:
+            load_predictor(predictor)
         controller = ControllerConfig(
             deadline_ms=args.faser_deadline_ms,
             fallback_length=args.faser_fallback_length,
@@ -188,7 +200,13 @@ def _settings(args: Namespace, pair: Pair) -> Settings:
     except ValueError as error:
         raise UsageError(str(error)) from None
     policy = args.policy or str(SHIPPED_POLICY)
-    return Settings(policy=policy, profile=str(profile), log=_log_file(args.faser_log), controller=controller)
+    return Settings(
+        policy=policy,
+        profile=str(profile),
+        predictor=predictor,
+        log=_log_file(args.faser_log),
+        controller=controller,
+    )
 
 
 def _log_file(path: str | None) -> str | None:

@@ -12,10 +12,13 @@ KEY = "faser"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """policy: what `make_policy` takes. profile: what `load_profile` takes. log: file of the step log, or None."""
+    """policy: what `make_policy` takes. profile: what `load_profile` takes. predictor: what `load_predictor` takes, or
+    None: a draft's confidences are taken at their word. log: file of the step log, or None.
+    """
 
     policy: str
     profile: str
+    predictor: str | None = None
     log: str | None = None
     controller: ControllerConfig = field(default_factory=ControllerConfig)
 
