@@ -56,10 +56,11 @@ class DraftChain:
         self._ids[:count] = first
         self._position[:count] = position
         self._position[count:rows] = self._drafter.max_model_len
-        if self._table is None or self._table.shape[1] != table.shape[1]:
-            assert not self._graphs  # they hold the table's address
-            self._table = table.new_zeros(self._most, table.shape[1])
-        self._table[:count] = table[:count]
+        width = table.shape[1]
+        if self._table is None or self._table.shape[1] < width:
+            assert not self._graphs, "the graphs hold the address of a narrower block table"
+            self._table = table.new_zeros(self._most, width)
+        self._table[:count, :width] = table[:count]
         self._column.zero_()
         graph = self._graphs.get(rows)
         for _ in range(depth):
@@ -78,6 +79,7 @@ class DraftChain:
         self._table = table.new_zeros(self._most, table.shape[1])
         self._position.fill_(self._drafter.max_model_len)
         for rows in sorted({min(size, self._most) for size in sizes}, reverse=True):  # smaller ones reuse the memory
+            self._column.zero_()  # the passes below are none of a draft
             for _ in range(2):  # what compiles or sets itself up on the way does it now
                 self._pass(rows)
             graph = torch.cuda.CUDAGraph()
