@@ -61,6 +61,7 @@ class _Replay:
         self.context_ms, self.host_ms = cost.context_ms, cost.host_ms
         self.now, self.system_s, self.busy_ms = self.arrival[0], 0.0, 0.0
         self.finished: Doubles = np.full(len(trace), np.nan)
+        self.full = False  # whether the KV cache might have run out
         self.arrived = self.admitted = self.steps = self.context = self.ended = 0
         self.ends: list[tuple[int, int]] = []  # (count of decode steps at its end, request), a heap
         self.chunk: tuple[int, int] | None = None  # request whose prompt is under way, tokens left of it
@@ -77,8 +78,7 @@ class _Replay:
                 self._step()
             else:
                 self._leap()
-            # every request at its end has a block that is not full, and one to grow into
-            if self.context // BLOCK + (LOOKAHEAD // BLOCK + 3) * self._held() + self._next() > self.blocks:
+            if self.full:
                 return False
         return True
 
@@ -145,6 +145,9 @@ class _Replay:
             self.arrived += 1
 
     def _release(self) -> None:
+        # While they are still there: every request at its end has a block that is not full, and one to grow into.
+        blocks = self.context // BLOCK + (LOOKAHEAD // BLOCK + 3) * self._held() + self._next()
+        self.full |= blocks > self.blocks
         while self.ends and self.ends[0][0] <= self.steps:
             _, request = heapq.heappop(self.ends)
             self.finished[request] = self.now - self.arrival[request]

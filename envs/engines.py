@@ -11,6 +11,10 @@ arrays, a step of all at once, since numpy's calls cost more than what a single 
   of the queue, to compute prompt and output again. Nobody is admitted in such a step.
 - Lengths apply to what was drafted at the end of the step before; `draft_depth` is drafted at the end of this one.
 
+What differs from vLLM, knowingly: a prompt takes its blocks whole, not chunk by chunk; when rows are short every
+decoding request keeps its one; with a draft, vLLM leaves one row a request of a step's budget unused; and what is known
+of a request is lost when it gives way.
+
 Symbols: E engines, S slots each, M requests decoding in all of them.
 """
 
@@ -40,8 +44,9 @@ LOOKAHEAD = MAX_DEPTH
 class Advance:
     """One step of all engines.
 
-    seconds, tokens, system_s, prefill_tokens: [E]; tokens emitted, first ones included; system_s the integral over the
-    step of the number of requests in the system. depth: [E] drafted at its end. verified, accepted: [M] of the requests
+    seconds, tokens, system_s, prefill_tokens, batch: [E]; tokens emitted, first ones included; system_s the integral
+    over the step of the number of requests in the system; batch the requests with rows in it. depth: [E] drafted at its
+    end. verified, accepted: [M] of the requests
     that decoded, those of engine e at rows starts[e] to starts[e + 1], owner [M] their engines; see `StepOutcome`.
     finished: [m] engines of the requests that finished; finished_s: [m] their times in system.
     """
@@ -50,6 +55,7 @@ class Advance:
     tokens: Ints
     system_s: Doubles
     prefill_tokens: Ints
+    batch: Ints
     depth: Ints
     verified: Ints
     accepted: Ints
@@ -112,6 +118,7 @@ class Engines:
         self._left = np.zeros(every, np.int64)  # output tokens to come
         self._prompt_left = np.zeros(every, np.int64)
         self._blocks = np.zeros(every, np.int64)
+        self._whole = np.zeros(every, np.int64)  # blocks of the request at its end
         self._turn = np.zeros(every, np.int64)  # order of admission
         self._turns = 0
         self._free = np.ones((engines, slots), np.bool_)
@@ -208,12 +215,8 @@ class Engines:
         rows = self.running + verified
         context = np.bincount(owner, table.context[slots], e)
         prefill, prefilling, ready = self._prefill(self.max_batched_tokens - rows, ~crowded)
-        ms = self.cost.ms(
-            rows=rows + prefill,
-            batch=self.running + prefilling,  # an engine drafts for every request in the step
-            depth=depth,
-            context=context,
-        )
+        batch = self.running + prefilling  # an engine drafts for every request in the step
+        ms = self.cost.ms(rows=rows + prefill, batch=batch, depth=depth, context=context)
         ms[self.done] = 0.0
         accepted = np.minimum(tape.run_lengths[self._base[slots] + table.generated[slots]], lengths)
         emitted = np.minimum(accepted + 1, self._left[slots])
@@ -234,6 +237,7 @@ class Engines:
             tokens=tokens,
             system_s=system_s,
             prefill_tokens=prefill,
+            batch=batch,
             depth=depth,
             verified=lengths,
             accepted=accepted,
@@ -264,7 +268,7 @@ class Engines:
         while True:
             slots = self.slots
             held = self._blocks[slots]
-            needed = np.maximum(_blocks(self.table.context[slots] + lengths), held)
+            needed = np.maximum(np.minimum(_blocks(self.table.context[slots] + lengths), self._whole[slots]), held)
             used = self._used + np.bincount(self.owner, needed - held, self.count).astype(np.int64)
             short = np.flatnonzero(used > self.kv_blocks)
             if not len(short):
@@ -328,7 +332,7 @@ class Engines:
             if requests:
                 request, written = requests[-1]
                 tokens[engine] = self.tape.prompt_tokens[self._row[engine, request]] + written
-        fits = _blocks(tokens) <= self.kv_blocks - self._used
+        fits = _blocks(tokens - 1) <= self.kv_blocks - self._used  # the next token's room is not asked for yet
         return (self.waiting > 0) & self._free.any(axis=1) & fits
 
     def _admit(self, engines: Ints) -> None:
@@ -346,7 +350,8 @@ class Engines:
         self._request[slot], self._base[slot] = request, self.tape.offsets[row]
         self._left[slot] = self.tape.output_tokens[row] - written
         self._prompt_left[slot] = self.tape.prompt_tokens[row] + written
-        self._blocks[slot] = _blocks(self._prompt_left[slot])
+        self._blocks[slot] = _blocks(self._prompt_left[slot] - 1)
+        self._whole[slot] = _blocks(self.tape.prompt_tokens[row] + self.tape.output_tokens[row])
         self._used[engines] += self._blocks[slot]
         self._turn[slot] = self._turns
         self._turns += 1

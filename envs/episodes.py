@@ -148,7 +148,8 @@ class Episodes:
     def state(self) -> dict[str, NDArray[Any]]:
         """load, running, waiting and time, [E] each."""
         engines = self.engines
-        return {"load": self.load, "running": engines.running, "waiting": engines.waiting, "time": engines.now}
+        now = {"load": self.load, "running": engines.running, "waiting": engines.waiting, "time": engines.now}
+        return {name: values.copy() for name, values in now.items()}
 
     def summary(self, engine: int) -> dict[str, Any]:
         """The numbers of `Summary`, of the episode of `engine` so far."""

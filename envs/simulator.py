@@ -29,9 +29,9 @@ __all__ = ["Simulator", "Step", "capacity", "replay", "run", "without_speculatio
 class Step:
     """One simulated step.
 
-    outcome: rows are the requests that decoded, as in the observation before it. tokens: emitted, first ones included.
-    system_s: integral over the step of the number of requests in the system. finished_s: [m] times in system of the
-    requests that finished.
+    outcome: rows are the requests that decoded, as in the observation before it, but for any that gave way. tokens:
+    emitted, first ones included. system_s: integral over the step of the number of requests in the system. finished_s:
+    [m] times in system of the requests that finished.
     """
 
     outcome: StepOutcome

@@ -64,6 +64,6 @@ class SpeculationVectorEnv(gymnasium.vector.VectorEnv[Floats, Actions, NDArray[n
                 final[i], summaries[i] = last[i], episodes.summary(i)
                 episodes.begin(i, self._rngs[i])
             ended = terminated | truncated
-            info |= {"final_obs": final, "_final_obs": ended}
-            info |= {"final_info": {"episode_summary": summaries, "_episode_summary": ended}, "_final_info": ended}
+            info["final_info"] = {**info, "episode_summary": summaries, "_episode_summary": ended}
+            info |= {"_final_info": ended, "final_obs": final, "_final_obs": ended}
         return episodes.observation(), rewards, terminated, truncated, info

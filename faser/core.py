@@ -90,7 +90,7 @@ class Observation:
 
     @property
     def survival(self) -> Floats:
-        """[N, K] running product of `confidence`: estimated probability that the first j tokens are all accepted."""
+        """[N, K] estimated probability that the first j tokens are all accepted; see `RequestTable.observe_all`."""
         return self.requests[:, MAX_DEPTH : 2 * MAX_DEPTH]
 
     @property

@@ -101,6 +101,7 @@ class RequestTable:
         self.arrival[slot] = arrival
         self.excluded[slot] = excluded
         self.temperature[slot] = temperature
+        self.stepped[slot] = True
 
     def reset(self, engine: int) -> None:
         """Forget what the verdicts of `engine` said of all requests."""

@@ -29,7 +29,7 @@ def row_price(
     prefill_tokens: NDArray[np.generic],
     context: Doubles,
 ) -> Doubles:
-    """[E] the survival above which a drafted token should be verified; 1 where none should.
+    """[E] the survival above which a drafted token should be verified: of the thresholds for the best set the lowest.
 
     survival: [M, K], 0 where nothing was drafted; owner [M]. running, prefill_tokens, context: [E]. Of all thresholds t
     it is the one with the largest (N + sum of survivals over t) / ms of the step with these rows more. Prompts in the

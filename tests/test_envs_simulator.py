@@ -223,6 +223,20 @@ def test_the_fast_baseline_equals_plain_steps_without_speculation(
     assert fast.busy_s == pytest.approx(sum(s.outcome.seconds for s in steps), rel=1e-9)
 
 
+def test_the_baseline_sees_a_cache_that_runs_out_just_before_requests_end() -> None:
+    # Eight of 100 + 400 tokens need 8 x 32 blocks at their common end; 209 are there.
+    tape = Tape.iid(0.5, requests=8, prompt_tokens=(100, 100), output_tokens=(400, 400))
+    trace = Trace(np.zeros(8), np.arange(8))
+    settings = {"slots": 8, "max_batched_tokens": 2048, "kv_tokens": 209 * BLOCK}
+    fast = without_speculation(trace, tape, COST, **settings)
+    simulator = Simulator(tape, COST, **settings)
+    simulator.start(trace)
+    while not simulator.done:
+        simulator.step(Decision(np.zeros(len(simulator.slots), np.int64), 0))
+    assert fast.time_in_system_s == pytest.approx(simulator.time_in_system_s)
+    assert fast.system_s > 1.03 * without_speculation(trace, tape, COST, slots=8).system_s
+
+
 def test_engines_side_by_side_do_what_each_does_alone_also_when_started_again() -> None:
     tape = Tape.iid(0.6, requests=30, output_tokens=(1, 60), prompt_tokens=(5, 90))
     settings = {"slots": 6, "max_batched_tokens": 64, "kv_tokens": 1100}  # now and then the cache is full

@@ -46,6 +46,8 @@ def test_make_vec_gives_what_single_environments_of_the_same_seeds_give() -> Non
                 ends += 1
                 assert np.array_equal(info["final_obs"][i], alone[i])
                 assert info["final_info"]["episode_summary"][i] == mine["episode_summary"]
+                assert info["final_info"]["load"][i] == info["load"][i] == mine["load"]
+                assert info["final_info"]["time"][i] == mine["time"]
                 alone[i] = env.reset()[0]
     vector.close()
 

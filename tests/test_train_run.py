@@ -234,6 +234,7 @@ def test_the_reward_prefers_what_brings_more_tokens_in_the_same_time() -> None:
         tokens=np.array([2, 1, 2, 0]),
         system_s=seconds,
         prefill_tokens=np.array([0, 0, 9, 9]),
+        batch=np.array([1, 1, 2, 1]),
         depth=np.ones(4, np.int64),
         verified=np.ones(3, np.int64),
         accepted=np.array([1, 0, 1]),

@@ -47,7 +47,7 @@ class TokenPaid:
         running = np.diff(advance.starts)
         rows = running + np.bincount(advance.owner, advance.verified, len(running)) + advance.prefill_tokens
         prompts_ms = self.cost.verify(running + advance.prefill_tokens) - self.cost.verify(running)
-        rest_ms = self.cost.ms(rows=rows, batch=running, depth=advance.depth)
+        rest_ms = self.cost.ms(rows=rows, batch=advance.batch, depth=advance.depth)
         context_ms = np.maximum(advance.seconds * 1e3 - rest_ms, 0.0)
         merit = self.price_s(running, context_ms) * advance.tokens - (advance.seconds - prompts_ms / 1e3)
         idle_step_s = self.cost.step_ms(rows=1, batch=1) / 1e3

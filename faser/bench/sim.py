@@ -70,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         if unknown:
             raise ValueError(f"--suites is {unknown[0]!r}; allowed: {', '.join(test.arrivals)}")
         args.out.mkdir(parents=True, exist_ok=True)
+        args.policies = list(dict.fromkeys(args.policies))
     except (PlotError, PolicyError, ValueError, OSError) as error:
         print(f"faser bench sim: {error}", file=sys.stderr)
         return 2
@@ -79,8 +80,8 @@ def main(argv: list[str] | None = None) -> int:
             for name in args.policies:
                 results += run_cell(args.pair, cost, test, suite, load, name, args.episodes)
         print(suite_table(results, suite, args.policies), flush=True)
+        _write(results, args.out / f"{args.pair}.csv")
     print(losses(results, args.policies[0]))
-    _write(results, args.out / f"{args.pair}.csv")
     plot_loads(results, args.out / f"{args.pair}.png")
     print(f"{args.out / args.pair}.csv, {args.out / args.pair}.png")
     return 0
@@ -159,6 +160,8 @@ def suite_table(results: Sequence[Result], suite: str, policies: Sequence[str]) 
 def _gap(results: Sequence[Result], suite: str, policies: Sequence[str]) -> str:
     """How much of the way from the best rival to the oracle the first policy goes."""
     rivals = [name for name in policies[1:] if name != ORACLE]
+    if not rivals:
+        return ""
     means = {name: float(np.log(grid(results, suite, name, "ratio_to_none").mean(axis=1)).mean()) for name in policies}
     best = min(rivals, key=means.__getitem__)
     way = (means[best] - means[policies[0]]) / max(means[best] - means[ORACLE], 1e-9)

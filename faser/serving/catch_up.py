@@ -2,13 +2,15 @@
 
 vLLM makes the draft's own pass over every step's rows, so that its KV cache follows the target's; a busy server that
 drafts nothing pays for it at every step. Here such a pass is left out and only the first position missing is noted.
-Before it drafts again, or when its input buffer would not hold what is missing, one pass over all of that makes the
-cache what it would have been: a row of one long pass costs a fraction of one of many short ones, and what belongs to
-requests that have ended meanwhile is never computed. Outputs cannot change: only drafts depend on that cache.
+Before it drafts again, or when its input buffer would not hold what is missing, one pass over all of that makes up for
+it: a row of one long pass costs a fraction of one of many short ones, and what belongs to requests that have ended
+meanwhile is never computed. So where a prompt's prefix is an answer found in the cache, as in a chat's next turn, the
+draft may lack part of it and guess worse. Outputs cannot change: only drafts depend on that cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,17 @@ from vllm.forward_context import set_forward_context
 from faser.serving.drafter import ConfidentDrafter
 
 Positions = NDArray[np.int64]
+
+
+def pieces(start: Positions, end: Positions, most: int) -> Iterator[tuple[Positions, Positions, Positions]]:
+    """The spans `start` to `end` [M] in passes of at most `most` positions: which spans, and from where to where."""
+    span, start = np.arange(len(start)), start.copy()
+    while len(span):
+        until = np.minimum(end[span], start[span] + most)
+        fit = max(int(np.searchsorted((until - start[span]).cumsum(), most, side="right")), 1)
+        yield span[:fit], start[span[:fit]], until[:fit]
+        start[span[:fit]] = until[:fit]
+        span = span[start[span] < end[span]]
 
 
 class LazyDrafter(ConfidentDrafter):
@@ -46,8 +59,8 @@ class LazyDrafter(ConfidentDrafter):
             drafted = torch.empty(len(computed), 0, dtype=torch.int64, device=self.device)
         else:
             rows = np.flatnonzero(~later & (start < computed))
-            if len(rows):
-                self._catch_up(rows, start[rows], computed[rows], metadata)
+            for piece, first, last in pieces(start[rows], computed[rows], self.max_num_tokens):
+                self._catch_up(rows[piece], first, last, metadata)
             drafted = super().propose(*args, **kwargs)
         for request, waits, at in zip(batch.req_ids, later.tolist(), start.tolist(), strict=True):
             if waits:

@@ -58,7 +58,8 @@ class DraftChain:
         self._position[count:rows] = self._drafter.max_model_len
         width = table.shape[1]
         if self._table is None or self._table.shape[1] < width:
-            assert not self._graphs, "the graphs hold the address of a narrower block table"
+            self._graphs.clear()  # they hold the address of a narrower one
+            self._sizes.clear()
             self._table = table.new_zeros(self._most, width)
         self._table[:count, :width] = table[:count]
         self._column.zero_()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -103,6 +103,27 @@ def captures_graphs(config: CompilationConfig) -> bool:
     from vllm.config import CUDAGraphMode
 
     return config.cudagraph_mode not in (None, CUDAGraphMode.NONE)
+
+
+def attention_fits_graphs(drafter: Any) -> bool:
+    """Whether the draft's attention metadata, once made, serve every replay of a graph: FlashAttention's do."""
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
+
+    builders = [group.get_metadata_builder() for group in drafter.draft_attn_groups]
+    return all(isinstance(builder, FlashAttentionMetadataBuilder) for builder in builders)
+
+
+def capture_too(runner: Any, capture: Callable[[], None]) -> None:
+    """Have `capture` done whenever `runner` has captured its own graphs, before it warms up what comes after."""
+    own = runner.capture_model
+
+    def both() -> int:
+        used: int = own()
+        with runner._freeze_gc():
+            capture()
+        return used
+
+    runner.capture_model = both
 
 
 def decoding(scheduler: Scheduler) -> list[Request]:

@@ -47,10 +47,14 @@ class ConfidentDrafter(DraftModelProposer):
         self._confidence.append(confidence)
         return torch.cat((first, more), dim=1)
 
+    @torch.inference_mode()
     def capture(self) -> None:
-        """Record the chain's graphs, once vLLM has recorded its own."""
+        """Record the chain's graphs, once vLLM has recorded its own; where that cannot be, vLLM drafts as ever."""
         config = self.vllm_config.compilation_config
         if self._chain is None or not compat.captures_graphs(config):
+            return
+        if not compat.attention_fits_graphs(self):
+            self._chain = None
             return
         table = self._runner.input_batch.block_table[self.kv_cache_gid].get_device_tensor(1)
         self._chain.capture(config.cudagraph_capture_sizes, table)

@@ -21,13 +21,9 @@ class FaserWorker(compat.worker_base()):  # type: ignore[misc]  # the base depen
         compat.repair_cpu_kernels()
         with compat.drafter_class(LazyDrafter):
             super().init_device()
-
-    def compile_or_warm_up_model(self) -> object:
-        done = super().compile_or_warm_up_model()
         drafter = getattr(self.model_runner, "drafter", None)  # none without speculation
         if isinstance(drafter, LazyDrafter):
-            drafter.capture()
-        return done
+            compat.capture_too(self.model_runner, drafter.capture)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         drafts: DraftTokenIds | None = super().take_draft_token_ids()
