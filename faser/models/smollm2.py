@@ -27,7 +27,7 @@ SOURCE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db5
 TARGET_BYTES = 273_000_000
 """Size of the target directory, rounded up: known, since the source is pinned."""
 
-DRAFT_BYTES = 33_000_000
+DRAFT_BYTES = 34_000_000
 """Size of the draft directory, rounded up."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
