@@ -143,7 +143,7 @@ def suite_table(results: Sequence[Result], suite: str, policies: Sequence[str]) 
     first = policies[0]
     lines = [
         f"\n### {suite}",
-        f"| policy | mean time over none's | p99, s | tokens/s | in time | mean time of {first} against it, 95 % | ",
+        f"| policy | mean time over none's | p99, s | tokens/s | in time | mean time of {first} against it, 95 % |",
         "|---|---|---|---|---|---|",
     ]
     for name in policies:
