@@ -13,7 +13,8 @@ from bisect import bisect_left
 import numpy as np
 
 from faser.costs import StepCost
-from faser.envs.engines import BLOCK, LOOKAHEAD, Doubles, Engines
+from faser.envs.advance import Doubles
+from faser.envs.engines import BLOCK, LOOKAHEAD, Engines
 from faser.envs.summary import Baseline
 from faser.envs.trace import Trace
 from faser.tapes import Tape

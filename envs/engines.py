@@ -20,49 +20,21 @@ Symbols: E engines, S slots each, M requests decoding in all of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from faser.acceptance import predictor_of
 from faser.core import MAX_DEPTH, Ints, Observations
 from faser.costs import StepCost
+from faser.envs.advance import Advance, Doubles
 from faser.envs.trace import Trace
 from faser.policies.oracle import AHEAD
 from faser.requests import RequestTable
 from faser.tapes import Tape
 
-Doubles = NDArray[np.float64]
-
 BLOCK = 16
 LOOKAHEAD = MAX_DEPTH
 """Tokens ahead of a request for which vLLM holds blocks: as many as may be drafted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advance:
-    """One step of all engines.
-
-    seconds, tokens, system_s, prefill_tokens, batch: [E]; tokens emitted, first ones included; system_s the integral
-    over the step of the number of requests in the system; batch the requests with rows in it. depth: [E] drafted at its
-    end. verified, accepted: [M] of the requests
-    that decoded, those of engine e at rows starts[e] to starts[e + 1], owner [M] their engines; see `StepOutcome`.
-    finished: [m] engines of the requests that finished; finished_s: [m] their times in system.
-    """
-
-    seconds: Doubles
-    tokens: Ints
-    system_s: Doubles
-    prefill_tokens: Ints
-    batch: Ints
-    depth: Ints
-    verified: Ints
-    accepted: Ints
-    starts: Ints
-    owner: Ints
-    finished: Ints
-    finished_s: Doubles
 
 
 class Engines:
@@ -178,8 +150,7 @@ class Engines:
         rows = np.arange(self.count)
         pending = self._prompts[rows, last] - self._prompts[rows, self._admitted]
         for engine, requests in self._again.items():
-            for request, written in requests:
-                pending[engine] += self.tape.prompt_tokens[self._row[engine, request]] + written
+            pending[engine] += sum(self._to_compute(engine, *request) for request in requests)
         chunked = np.flatnonzero(self._chunk >= 0)
         pending[chunked] += self._prompt_left[self._chunk[chunked]]
         return self.table.observe_all(
@@ -330,10 +301,13 @@ class Engines:
         tokens = self._prompts[rows, after] - self._prompts[rows, self._admitted]
         for engine, requests in self._again.items():
             if requests:
-                request, written = requests[-1]
-                tokens[engine] = self.tape.prompt_tokens[self._row[engine, request]] + written
+                tokens[engine] = self._to_compute(engine, *requests[-1])
         fits = _blocks(tokens - 1) <= self.kv_blocks - self._used  # the next token's room is not asked for yet
         return (self.waiting > 0) & self._free.any(axis=1) & fits
+
+    def _to_compute(self, engine: int, request: int, written: int) -> int:
+        """Tokens of a preempted request's prompt and output, which are computed again."""
+        return int(self.tape.prompt_tokens[self._row[engine, request]]) + written
 
     def _admit(self, engines: Ints) -> None:
         """Give the next waiting request of each of `engines` a slot, as the prompt under way."""

@@ -21,12 +21,14 @@ from faser.core import (
     Capabilities,
     Decision,
     Floats,
+    Ints,
     checked,
 )
 from faser.costs import StepCost
+from faser.envs.advance import Advance, Doubles
 from faser.envs.arrivals import ARRIVALS, Arrivals
 from faser.envs.baseline import without_speculation
-from faser.envs.engines import Advance, Doubles, Engines
+from faser.envs.engines import Engines
 from faser.envs.rewards import REWARDS, Reward, Without
 from faser.envs.simulator import capacity
 from faser.envs.summary import Baseline, Ledger
@@ -109,12 +111,7 @@ class Episodes:
     def observation(self) -> Floats:
         """[E, S * F + L + S], see `SpeculationEnv`."""
         seen, engines = self.engines.observe(), self.engines
-        flat = np.zeros((engines.count, self.slots * (F + 1) + L), np.float32)
-        slot = engines.slots % self.slots
-        flat[:, : self.slots * F].reshape(engines.count, self.slots, F)[engines.owner, slot] = seen.requests
-        flat[:, self.slots * F : self.slots * F + L] = seen.load
-        flat[engines.owner, self.slots * F + L + slot] = 1.0
-        return flat
+        return pack_all(seen.requests, seen.load, engines.owner, engines.slots % self.slots, self.slots)
 
     def step(self, actions: NDArray[np.int64]) -> tuple[Advance, Doubles, NDArray[np.bool_], NDArray[np.bool_]]:
         """Carry out `actions` [E, S + 2]: what happened, rewards, which episodes terminated, which were truncated.
@@ -158,6 +155,17 @@ class Episodes:
         assert baseline is not None
         times = self.engines.time_in_system_s[engine, : len(trace)]
         return asdict(self.ledger.summary(engine, times, baseline, self.engines.latency_target_s))
+
+
+def pack_all(requests: Floats, load: Floats, owner: Ints, slots: Ints, size: int) -> Floats:
+    """The flat form [E, size * F + L + size] of E observations: `requests` [M, F] sit in `slots` [M] of the engines
+    `owner` [M]; load [E, L].
+    """
+    flat = np.zeros((len(load), size * (F + 1) + L), np.float32)
+    flat[:, : size * F].reshape(len(load), size, F)[owner, slots] = requests
+    flat[:, size * F : size * F + L] = load
+    flat[owner, size * F + L + slots] = 1.0
+    return flat
 
 
 def load_range(load: Load) -> tuple[float, float]:

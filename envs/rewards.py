@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from faser.envs.engines import Advance, Doubles
+from faser.envs.advance import Advance, Doubles
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from faser.core import Capabilities, Decision, Ints, Observation, Policy, StepOutcome, checked
 from faser.costs import StepCost
+from faser.envs.advance import Advance
 from faser.envs.baseline import without_speculation
-from faser.envs.engines import Advance, Engines
+from faser.envs.engines import Engines
 from faser.envs.summary import Ledger, Summary
 from faser.envs.trace import Trace
 from faser.tapes import Tape

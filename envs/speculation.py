@@ -13,15 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.core import Floats, Ints, Observation
-from faser.envs.episodes import Episodes, F, L, load_range
+from faser.envs.episodes import Episodes, F, L, load_range, pack_all
 
 
 def pack(observation: Observation, slots: Ints, size: int) -> Floats:
     """The flat form [size * F + L + size] float32 of an observation whose rows sit in `slots` [N] of `size` slots."""
-    flat = np.zeros(size * F + L + size, np.float32)
-    flat[: size * F].reshape(size, F)[slots] = observation.requests
-    flat[size * F : size * F + L] = observation.load
-    flat[size * F + L :][slots] = 1.0
+    flat: Floats = pack_all(observation.requests, observation.load[None], np.zeros_like(slots), slots, size)[0]
     return flat
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from faser.envs.engines import Advance
+from faser.envs.advance import Advance
 
 SUMS = ("steps", "busy_s", "system_s", "tokens", "depth", "visits", "verified", "accepted")
 """What a `Ledger` adds up; visits are requests that decoded, in all steps."""

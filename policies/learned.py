@@ -20,6 +20,7 @@ import numpy as np
 
 from faser.core import LOAD_FEATURES, MAX_DEPTH, REQUEST_FEATURES, Decision, Floats, Observation
 from faser.policies import policy_file
+from faser.policies.goodput import DEPTH_VALUES
 from faser.policies.policy_file import PolicyFile, PolicyFileError
 
 __all__ = ["NEVER", "LearnedPolicy", "PolicyFileError", "load", "rule"]
@@ -29,7 +30,7 @@ NEVER = np.float32(-1e9)
 
 SURVIVAL = REQUEST_FEATURES.index("survival_1")
 DRAFTED = REQUEST_FEATURES.index("drafted")
-PRICE, VALUES = LOAD_FEATURES.index("row_price"), LOAD_FEATURES.index("depth_value_0")
+PRICE = LOAD_FEATURES.index("row_price")
 
 _INPUTS = (  # weight, bias that takes its mean, which features
     ("request_weight", "request_bias", "request"),
@@ -50,7 +51,7 @@ def rule(sharpness: float, depth_sharpness: float) -> dict[str, Floats]:
     price, values = np.zeros((2, len(LOAD_FEATURES), MAX_DEPTH + 1), np.float32)
     skip[SURVIVAL : SURVIVAL + MAX_DEPTH, 1:] = sharpness * np.triu(np.ones((MAX_DEPTH, MAX_DEPTH), np.float32))
     price[PRICE] = -sharpness * np.arange(MAX_DEPTH + 1)
-    values[VALUES : VALUES + MAX_DEPTH + 1] = depth_sharpness * np.eye(MAX_DEPTH + 1)
+    values[DEPTH_VALUES : DEPTH_VALUES + MAX_DEPTH + 1] = depth_sharpness * np.eye(MAX_DEPTH + 1)
     return {"length_skip": skip, "length_load": price, "depth_load": values}
 
 

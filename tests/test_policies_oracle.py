@@ -7,8 +7,9 @@ import pytest
 
 from faser.core import LOAD_FEATURES, MAX_DEPTH, REQUEST_FEATURES, Capabilities, Decision, Ints, Observation, checked
 from faser.costs import Curve, StepCost
+from faser.envs.advance import Advance
 from faser.envs.arrivals import Poisson
-from faser.envs.engines import Advance, Engines
+from faser.envs.engines import Engines
 from faser.envs.trace import sample_trace
 from faser.policies import KNOWN, PolicyError, make_policy
 from faser.policies.oracle import AHEAD, OraclePolicy

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from faser.bench.decide import random_observation
 from faser.costs import Curve, StepCost
-from faser.envs.engines import Advance
+from faser.envs.advance import Advance
 from faser.envs.rewards import Without
 from faser.policies import learned, policy_file
 from faser.train import ppo, presets, resume, run

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from faser.core import MAX_DEPTH
 from faser.costs import StepCost
-from faser.envs.engines import Advance, Doubles
+from faser.envs.advance import Advance, Doubles
 from faser.envs.rewards import Without
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from faser.bench.arguments import positive
 from faser.costs import StepCost, load_profile
 from faser.costs.fit import errors, predict
 from faser.costs.steps import Steps
@@ -176,8 +177,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft", help="the draft's directory; a named target has one")
     parser.add_argument("--profile", required=True, help="name or file of the profile that is checked")
     parser.add_argument("--policy", default="goodput", help="which policy serves (default: %(default)s)")
-    parser.add_argument("--seconds", type=_positive, default=60.0, help="of each trace (default: %(default)s)")
-    parser.add_argument("--rate", type=_positive, help=f"requests a second (default: {LOAD:.0%} of what should fit)")
+    parser.add_argument("--seconds", type=positive, default=60.0, help="of each trace (default: %(default)s)")
+    parser.add_argument("--rate", type=positive, help=f"requests a second (default: {LOAD:.0%} of what should fit)")
     parser.add_argument("--trace", type=Path, help="replay this file instead: Azure's, BurstGPT's or Mooncake's format")
     parser.add_argument("--tape", help="whose requests arrive (default: the target's own, or smollm2)")
     parser.add_argument("--max-batch", type=_whole, default=64, help="requests at once (default: %(default)s)")
@@ -185,13 +186,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log", type=Path, help="keep the step log here")
     parser.add_argument("--seed", type=int, default=0)
     return parser
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed: over 0")
-    return value
 
 
 def _whole(text: str) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from faser.bench.arguments import positive
 from faser.bench.plot import PlotError, check_matplotlib
 from faser.bench.sim_plot import plot_loads
 from faser.checkpoints import SHIPPED_POLICY
@@ -30,13 +31,11 @@ from faser.envs.simulator import capacity, replay
 from faser.models import known_models, measured
 from faser.policies import PolicyError, make_policy
 from faser.policies.oracle import OraclePolicy
+from faser.train.presets import PRESETS, Preset
 
 ORACLE = "oracle"
 POLICIES = ("none", "static:1", "static:2", "static:3", "static:4", "schedule", "ema", "bandit", "gp_lcb", "goodput")
-LOADS = (0.1, 0.3, 0.6, 0.9, 1.2)
 SUITES = ("steady", "bursty", "spikes", "diurnal", "swing", "mixed", "drift")
-SLOTS = {"smollm2": 32}
-"""Requests that run at once; 128 unless it is a pair of a CPU."""
 RESAMPLES = 2000
 
 
@@ -91,10 +90,10 @@ def run_cell(
     pair: str, cost: StepCost, test: Period, suite: str, load: float, name: str, episodes: int
 ) -> list[Result]:
     """The episodes of one suite and load under one policy, side by side."""
-    slots = SLOTS.get(pair, 128)
+    preset = PRESETS[pair]
+    slots = preset.slots
     rate = load * capacity(test.tape, cost, slots)
-    count = max(64, int(3 * slots * load))
-    traces = [test.trace(suite, episode, count, rate) for episode in range(episodes)]
+    traces = [test.trace(suite, episode, preset.requests(load), rate) for episode in range(episodes)]
 
     def make(truth: Any) -> Policy:
         return OraclePolicy(cost, truth) if name == ORACLE else make_policy(name, cost)
@@ -202,18 +201,14 @@ def _parser() -> argparse.ArgumentParser:
         help="the first one is held against the others (default: the shipped one and every rival)",
     )
     parser.add_argument("--suites", nargs="+", default=list(SUITES), help="of the test period (default: all)")
-    parser.add_argument("--loads", nargs="+", type=_positive, default=list(LOADS), help="over the capacity without it")
+    parser.add_argument(
+        "--loads", nargs="+", type=positive, default=list(Preset().evaluated_loads), help="over the capacity without it"
+    )
     parser.add_argument("--episodes", type=_several, default=5, help="of each suite and load (default: %(default)s)")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/sim"), help="folder of CSV and plot (default: %(default)s)"
     )
     return parser
-
-
-def _positive(text: str) -> float:
-    if not 0 < (value := float(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed: over 0")
-    return value
 
 
 def _several(text: str) -> int:
