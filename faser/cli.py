@@ -11,6 +11,7 @@ usage: faser COMMAND ...
 
   serve [MODEL] [--policy P] [any vLLM flag]   an OpenAI-compatible server that learns how far to speculate
                                                (faser serve --help=faser shows FASER's own flags)
+  policy list|show|swap|bench|unbench          another policy in a running server, between two steps
   models list                                  the models that have a name, and which of them are built
   models prepare NAME                          build one; llama2-13b and mistral-7b: real text at their cost
   record --target DIR --draft DIR ...          record what a draft has accepted, for training (a tape)
@@ -24,6 +25,7 @@ Each command has --help. Training: python train/ppo.py --help
 
 COMMANDS = {
     "serve": "faser.serving.serve",
+    "policy": "faser.policy_command",
     "models": "faser.models.command",
     "record": "faser.tapes.recorder",
     "profile": "faser.serving.profile",

@@ -2,7 +2,8 @@
 
 The policy runs on a thread of its own. When it raises, returns nonsense or overruns its deadline, that step uses a
 static length and a counter says why; after `bench_after` faults in a row the policy is benched. A thread, because
-nothing else can bound a call that hangs; the hand-over costs some tens of microseconds.
+nothing else can bound a call that hangs; the hand-over costs some tens of microseconds. A policy that takes over gets
+a new thread, so one that hangs cannot keep its successor waiting.
 """
 
 from __future__ import annotations
@@ -50,8 +51,11 @@ class Tally:
 class Controller:
     """Asks `policy` and falls back. Used from one thread."""
 
-    def __init__(self, policy: Policy, capabilities: Capabilities, config: ControllerConfig | None = None) -> None:
-        self.policy = policy
+    def __init__(
+        self, policy: Policy, capabilities: Capabilities, config: ControllerConfig | None = None, name: str = ""
+    ) -> None:
+        """name: of the policy, for people."""
+        self.policy, self.name = policy, name
         self.capabilities = capabilities
         self.config = config or ControllerConfig()
         self.tally = Tally()
@@ -78,6 +82,17 @@ class Controller:
         self.tally.decisions += 1
         self._faults_in_a_row = 0
         return decision
+
+    def swap(self, policy: Policy, name: str) -> None:
+        """Let `policy` decide from the next step on; it starts with no faults and not benched."""
+        self._worker.close()
+        self.policy, self.name, self._worker = policy, name, _Worker(policy)
+        self.bench(False)
+
+    def bench(self, benched: bool = True) -> None:
+        """Use the fallback length until told otherwise, or ask the policy again."""
+        self.benched = benched
+        self._faults_in_a_row = 0
 
     def close(self) -> None:
         """Let the policy's thread end."""

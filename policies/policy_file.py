@@ -112,7 +112,7 @@ def save(policy: PolicyFile, path: Path | str) -> None:
     }
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    _parse(buffer.getvalue(), str(path))
+    parse(buffer.getvalue(), str(path))
     write_atomically(Path(path), buffer.getvalue())
 
 
@@ -142,11 +142,11 @@ def load(path: Path | str) -> PolicyFile:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise PolicyFileError(f"policy {path}: {error.strerror}") from None
-    return _parse(data, str(path))
+    return parse(data, str(path))
 
 
-def _parse(data: bytes, name: str) -> PolicyFile:
-    """The policy in `data`; see `load`."""
+def parse(data: bytes, name: str) -> PolicyFile:
+    """The policy in the bytes of a file, `name` in messages; see `load`."""
     try:
         _check_size(data)
         return _policy(_unpickle(data))

@@ -76,6 +76,17 @@ def allow_ragged_drafts(scheduler: Scheduler) -> None:
     scheduler.dynamic_sd_lookup = [scheduler.num_spec_tokens] * (scheduler.max_num_running_reqs + 1)
 
 
+def answer_control() -> None:
+    """Give this process's engine a method that its API processes can call between two steps: `Control.handle`."""
+    from vllm.v1.engine.core import EngineCore
+
+    def faser_control(self: Any, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = self.scheduler.control.handle(verb, arguments)
+        return answer
+
+    EngineCore.faser_control = faser_control  # type: ignore[attr-defined]  # ours
+
+
 def use_full_graphs(config: CompilationConfig) -> None:
     """Run ragged batches in full CUDA graphs: vLLM's default has them for batches of one length only.
 

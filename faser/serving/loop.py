@@ -60,6 +60,7 @@ class SpeculationLoop:
         self._context = 0  # a slot may have a new request before the step is accounted for
         self._depth = 0
         self._waiting = 0
+        self._policy = ""
         self._outcome: StepOutcome | None = None
         self._started = self._ended = 0.0
         self._step_ms = 0.0
@@ -85,6 +86,7 @@ class SpeculationLoop:
             step_ms=self._step_ms,
         )
         decision = self.controller.decide(observation)
+        self._policy = self.controller.name
         self.metrics.count_decision(self.controller.tally)
         self._rows = {row.request_id: i for i, row in enumerate(rows)}
         self._generated = [row.generated for row in rows]
@@ -144,6 +146,7 @@ class SpeculationLoop:
             self._log.write(
                 t=round(time.time() - (time.perf_counter() - self._started), 4),
                 ms=round(self._step_ms, 3),
+                policy=self._policy,
                 running=len(outcome.verified),
                 waiting=self._waiting,
                 prefill=outcome.prefill_tokens,

@@ -41,6 +41,11 @@ class StepMetrics:
         depths = Counter("faser:draft_depth", "Steps by tokens drafted for each request.", ["depth"], registry=own)
         self._lengths = [lengths.labels(str(k)) for k in range(MAX_DEPTH + 1)]
         self._depths = [depths.labels(str(k)) for k in range(MAX_DEPTH + 1)]
+        self._swaps = Counter("faser:policy_swaps", "Policies that took over in a running server.", registry=own)
+        self._info = Gauge(
+            "faser:policy_info", "1 for the policy in force.", ["policy"], multiprocess_mode="livemax", registry=own
+        )
+        self._policy: str | None = None
         self._seen_decisions = 0
         self._seen_fallbacks: dict[str, int] = {}
 
@@ -70,6 +75,17 @@ class StepMetrics:
     def count_drafted(self, tokens: int) -> None:
         """Add tokens that the draft proposed."""
         self._drafted.inc(tokens)
+
+    def set_policy(self, name: str) -> None:
+        """Which policy is in force."""
+        if self._policy is not None:
+            self._info.labels(self._policy).set(0)
+        self._policy = name
+        self._info.labels(name).set(1)
+
+    def count_swap(self) -> None:
+        """Add one policy that took over."""
+        self._swaps.inc()
 
     def set_tracked(self, requests: int) -> None:
         """How many requests any state is kept of."""

@@ -18,7 +18,8 @@ from faser.controller import Controller
 from faser.core import Capabilities
 from faser.costs import load_profile
 from faser.policies import make_policy
-from faser.serving import compat
+from faser.serving import compat, policy_dir
+from faser.serving.control import Control
 from faser.serving.loop import SpeculationLoop
 from faser.serving.settings import Settings
 from faser.serving.step_log import StepLog
@@ -38,10 +39,14 @@ class FaserScheduler(Scheduler):
         settings = Settings.from_config(dict(self.vllm_config.additional_config))  # type: ignore[arg-type]  # a dict here
         cost = load_profile(settings.profile)
         capabilities = Capabilities(max_depth=self.num_spec_tokens)
-        controller = Controller(make_policy(settings.policy, cost), capabilities, settings.controller)
+        name = Path(settings.policy).name if policy_dir.is_file(settings.policy) else settings.policy
+        controller = Controller(make_policy(settings.policy, cost), capabilities, settings.controller, name)
+        controller.bench(settings.benched)
         log = StepLog(Path(settings.log)) if settings.log else None
         predictor = load_predictor(settings.predictor) if settings.predictor else None
         self.faser = SpeculationLoop(controller, cost, capacity=self.max_num_running_reqs, log=log, predictor=predictor)
+        self.control = Control(controller, cost, self.faser.metrics)
+        compat.answer_control()
         self._decoding: set[str] = set()
         if self.num_spec_tokens:
             compat.allow_ragged_drafts(self)

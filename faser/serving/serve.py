@@ -26,7 +26,8 @@ from faser.machine import cpu
 from faser.models import ModelError, Pair, known_models, match, prepare, resolve
 from faser.policies import KNOWN, PolicyError, make_policy
 from faser.policies.learned import LearnedPolicy
-from faser.serving.settings import Settings
+from faser.serving import live_flags
+from faser.serving.settings import Settings, UsageError
 
 if TYPE_CHECKING:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -35,6 +36,7 @@ DEFAULT_MODEL = "smollm2"
 DEFAULT_PROFILE = "h200-llama2-13b"
 SCHEDULER = "faser.serving.scheduler.FaserScheduler"
 WORKER = "faser.serving.worker.FaserWorker"
+ADMIN = "faser.serving.admin.AdminRoutes"
 GIB = 1 << 30
 
 CPU_DEFAULTS: dict[str, Any] = {
@@ -44,10 +46,6 @@ CPU_DEFAULTS: dict[str, Any] = {
     "max_num_seqs": 64,
 }
 """What `smollm2` is served with on a CPU where the user says nothing else."""
-
-
-class UsageError(ValueError):
-    """The user's mistake, in one line."""
 
 
 def main(argv: list[str]) -> int:
@@ -114,6 +112,7 @@ def build_parser() -> FlexibleArgumentParser:
     group.add_argument(
         "--faser-bench-after", type=int, default=limits.bench_after, help="Faults in a row that bench a policy."
     )
+    live_flags.add(group)
     group.add_argument("--faser-log", default=None, help="Append a JSON line for every engine step to this file.")
     return parser
 
@@ -147,6 +146,8 @@ def configure(args: Namespace) -> None:
     args.model_tag = args.model = str(pair.target)
     _speculate(args, draft, depth, settings.policy)
     args.scheduler_cls, args.worker_cls = SCHEDULER, WORKER
+    if settings.admin is not None:
+        args.middleware = [*args.middleware, ADMIN]
     args.async_scheduling = False
     args.additional_config = {**(args.additional_config or {}), **settings.to_config()}
 
@@ -199,12 +200,15 @@ def _settings(args: Namespace, pair: Pair) -> Settings:
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
-    policy = args.policy or str(SHIPPED_POLICY)
+    admin = live_flags.admin(args)
+    kept = live_flags.kept(admin)
     return Settings(
-        policy=policy,
+        policy=kept.policy or args.policy or str(SHIPPED_POLICY),
         profile=str(profile),
         predictor=predictor,
         log=_log_file(args.faser_log),
+        benched=kept.benched,
+        admin=admin,
         controller=controller,
     )
 

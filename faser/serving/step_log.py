@@ -1,9 +1,9 @@
 """The step log: one JSON line for each engine step, for those who ask for it (`--faser-log FILE`).
 
-Fields: t (s since the epoch, step's start), ms, running, waiting, prefill (prompt tokens computed), context
-(tokens, summed over requests), depth; and per request-step, [N]: verified, accepted, request (vLLM's own id), generated
-(its output tokens before the step). Enough to see what a policy did, to fit step costs, and to hold a server against a
-tape, position by position.
+Fields: t (s since the epoch, step's start), ms, policy (in force), running, waiting, prefill (prompt tokens computed),
+context (tokens, summed over requests), depth; and per request-step, [N]: verified, accepted, request (vLLM's own id),
+generated (its output tokens before the step). Enough to see what a policy did, to fit step costs, and to hold a server
+against a tape, position by position.
 """
 
 from __future__ import annotations

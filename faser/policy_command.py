@@ -1,0 +1,110 @@
+"""`faser policy`: which policy a running server uses, and another in its place.
+
+export FASER_ADMIN_KEY=...            # as the server's
+faser policy list
+faser policy show
+faser policy swap static:4            # or a file of the server's --policy-dir: ppo.pt
+faser policy bench                    # its fallback length instead, until: faser policy unbench
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from typing import Any
+
+KEY = "FASER_ADMIN_KEY"
+URL = "http://127.0.0.1:8000"
+
+
+class AdminError(Exception):
+    """The server did not do it; the message is one line."""
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit status: 0 done, 1 the server refused or is not there, 2 the user's mistake."""
+    args = _parser().parse_args(argv)
+    key = args.faser_admin_key or os.environ.get(KEY)
+    if not key:
+        print(f"faser policy: no admin key; set {KEY} to the server's, or give --faser-admin-key", file=sys.stderr)
+        return 2
+    verb = args.verb
+    try:
+        if verb == "list":
+            answer = ask(args.url, key, "GET", "policies")
+        elif verb == "show":
+            answer = ask(args.url, key, "GET", "policy")
+        elif verb == "swap":
+            answer = ask(args.url, key, "POST", "policy", {"policy": args.policy})
+        else:
+            answer = ask(args.url, key, "POST", f"policy/{verb}", {})
+    except AdminError as error:
+        print(f"faser policy: {error}", file=sys.stderr)
+        return 1
+    print(
+        json.dumps(answer, indent=2) if args.json else "\n".join(_listed(answer) if verb == "list" else _shown(answer))
+    )
+    return 0
+
+
+def ask(url: str, key: str, method: str, route: str, body: dict[str, Any] | None = None) -> Any:
+    """What the server at `url` answers on one of its admin routes. Raises AdminError."""
+    request = urllib.request.Request(
+        f"{url.rstrip('/')}/faser/{route}",
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+        method=method,
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the key goes to the server alone
+    try:
+        with direct.open(request, timeout=30) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            raise AdminError(f"{url} has no admin routes for us: it was started without a key, or elsewhere") from None
+        try:
+            reason = json.load(error)["error"]
+        except (ValueError, KeyError, TypeError):
+            reason = error.reason
+        raise AdminError(f"refused ({error.code}): {reason}") from None
+    except (OSError, ValueError) as error:
+        raise AdminError(f"{url} does not answer: {getattr(error, 'reason', error)}") from None
+
+
+def _listed(answer: dict[str, Any]) -> list[str]:
+    lines = [f"{name:<14} {what}" for name, what in answer["rules"].items() if name != "FILE.pt"]
+    for file in answer["files"]:
+        what = f"refused: {file['refused']}" if "refused" in file else f"trained on {', '.join(file['models'])}"
+        lines.append(f"{file['name']:<14} {what}")
+    return lines
+
+
+def _shown(answer: dict[str, Any]) -> list[str]:
+    lines = []
+    for i, engine in enumerate(answer["engines"]):
+        faults = ", ".join(f"{reason} {count}" for reason, count in engine["fallbacks"].items()) or "none"
+        benched = ", BENCHED" if engine["benched"] else ""
+        lines.append(f"engine {i}: {engine['policy']}{benched}; {engine['decisions']} decisions; fallbacks: {faults}")
+    return lines
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="faser policy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--url", default=URL, help="of the server (default: %(default)s)")
+    common.add_argument("--faser-admin-key", default=None, help=f"default: {KEY}")
+    common.add_argument("--json", action="store_true", help="print the server's answer as it is")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs.add_parser("list", parents=[common], help="what may be swapped in")
+    verbs.add_parser("show", parents=[common], help="what is in force, engine by engine")
+    swap = verbs.add_parser("swap", parents=[common], help="put another in force, on all engines or none")
+    swap.add_argument("policy", help="a rule, or the name of a file in the server's --policy-dir")
+    verbs.add_parser("bench", parents=[common], help="use the fallback length instead of the policy")
+    verbs.add_parser("unbench", parents=[common], help="ask the policy again")
+    return parser

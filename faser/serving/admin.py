@@ -1,0 +1,167 @@
+"""Admin routes of a running server, under `/faser/`: which policy is in force, and another in its place.
+
+    GET  /faser/policies        what may be swapped in
+    GET  /faser/policy          what is in force, engine by engine
+    POST /faser/policy          {"policy": NAME}: swap; all engines or none
+    POST /faser/policy/bench    use the fallback length until /faser/policy/unbench, or a swap
+
+One decision: they are an ASGI middleware, which vLLM's own `--middleware` puts before its routes in every API process.
+Each asks for `Authorization: Bearer KEY`; to who sends none, or asks from another machine, they do not exist.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import json
+import os
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from faser.policies import KNOWN, PolicyError
+from faser.serving import policy_dir
+from faser.serving.settings import AdminSettings, Settings
+from faser.serving.state import State, StateError, load, save
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+KEY = "FASER_ADMIN_KEY"
+"""Environment variable of the admin key; `--faser-admin-key` sets it too, so that no log shows it."""
+
+MAX_BODY = 4096
+PREFIX = "/faser/"
+
+
+class RefusedError(Exception):
+    """An answer other than 200."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class AdminRoutes:
+    """The middleware; whatever is not under `/faser/` goes through."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._key = _digest(os.environ[KEY])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        client = request.app.state.engine_client
+        settings = Settings.from_config(dict(client.vllm_config.additional_config)).admin
+        assert settings is not None  # `faser serve` gives it with this middleware
+        given = request.headers.get("authorization")
+        if given is None or not (settings.remote or _is_here(request)):
+            await self._app(scope, receive, send)  # it knows no such route, and says so in its own words
+            return
+        try:
+            if not hmac.compare_digest(_digest(given.removeprefix("Bearer ")), self._key):
+                raise RefusedError(401, "the admin key is wrong")
+            response: Response = JSONResponse(await _answer(request, Engines(client.engine_core), settings))
+        except RefusedError as refusal:
+            response = JSONResponse({"error": str(refusal)}, refusal.status)
+        await response(scope, receive, send)
+
+
+async def _answer(request: Request, engines: Engines, settings: AdminSettings) -> Any:
+    match request.method, request.url.path.removeprefix(PREFIX):
+        case "GET", "policies":
+            return {"rules": KNOWN, "files": policy_dir.listed(Path(settings.policy_dir))}
+        case "GET", "policy":
+            return {"engines": await engines.ask("status")}
+        case "POST", "policy":
+            name = await _name(request)
+            answers = await engines.swap(name, settings)
+            _keep(settings, policy=name, benched=False)
+            return {"engines": answers}
+        case "POST", "policy/bench" | "policy/unbench" as path:
+            benched = path == "policy/bench"
+            answers = await engines.ask("bench", benched=benched)
+            _keep(settings, benched=benched)
+            return {"engines": answers}
+    raise RefusedError(404, f"{request.method} {request.url.path}: there is no such route")
+
+
+class Engines:
+    """All engines behind this address."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core  # vLLM's client of its engine processes
+
+    async def ask(self, verb: str, **arguments: Any) -> list[dict[str, Any]]:
+        """Each engine's answer, given between two of its steps; see `faser.serving.control`."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            answers: list[dict[str, Any]] = await self._core.call_utility_all_async("faser_control", verb, arguments)
+        except EngineDeadError as error:
+            raise RefusedError(503, f"the engine is dead: {error}") from None
+        return answers
+
+    async def swap(self, name: str, settings: AdminSettings) -> list[dict[str, Any]]:
+        """`name` in place of the policy in force, on all engines or none."""
+        try:
+            data = policy_dir.read(Path(settings.policy_dir), name) if policy_dir.is_file(name) else None
+        except PolicyError as error:
+            raise RefusedError(400, str(error)) from None
+        token = uuid.uuid4().hex
+        prepared = await self.ask("prepare", token=token, policy=name, data=data)
+        if refused := [answer for answer in prepared if "error" in answer]:
+            await self.ask("drop", token=token)
+            raise RefusedError(409 if "busy" in refused[0] else 400, refused[0]["error"])
+        committed = await self.ask("commit", token=token)
+        if refused := [answer for answer in committed if "error" in answer]:
+            raise RefusedError(409, refused[0]["error"])
+        return committed
+
+
+async def _name(request: Request) -> str:
+    """The policy that a request's body asks for."""
+    shape = '{"policy": "NAME"}'
+    length = request.headers.get("content-length", "")
+    if not length.isdecimal() or int(length) > MAX_BODY:
+        raise RefusedError(413, f"content-length is {length[:20]!r}; allowed: up to {MAX_BODY} bytes")
+    try:
+        body = json.loads(await request.body())
+    except ValueError:
+        raise RefusedError(400, f"the body is no JSON; expected {shape}") from None
+    if not isinstance(body, dict) or set(body) != {"policy"} or not isinstance(body["policy"], str):
+        raise RefusedError(400, f"the body is not {shape}")
+    return body["policy"]
+
+
+def _keep(settings: AdminSettings, **changes: Any) -> None:
+    if settings.state is None:
+        return
+    path = Path(settings.state)
+    try:
+        save(path, replace(load(path) or State(), **changes))
+    except StateError as error:
+        raise RefusedError(500, f"done, but not kept: {error}") from None
+    except OSError as error:
+        raise RefusedError(500, f"done, but not kept: {settings.state}: {error.strerror}") from None
+
+
+def _is_here(request: Request) -> bool:
+    """Whether the client is on this machine, as far as the connection tells."""
+    try:
+        return request.client is None or ipaddress.ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False
+
+
+def _digest(key: str) -> bytes:
+    """Of one length whatever the key's, so that comparing takes the same time for every wrong one."""
+    return hashlib.sha256(key.encode()).digest()
