@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from faser.core import Floats, Ints, Observation
 from faser.envs.episodes import Episodes, F, L, load_range, pack_all
+from faser.envs.timeline import Picture, Timeline
 
 
 def pack(observation: Observation, slots: Ints, size: int) -> Floats:
@@ -74,8 +75,24 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     Terminated when every request has finished; truncated after `max_steps`.
 
     ## Info
-    step_ms, tokens (emitted), verified, accepted, depth, lengths (histogram [K + 1] of tokens verified per request),
-    running, waiting, time (s), load; at the end also episode_summary: the numbers of `faser.envs.summary.Summary`.
+    | key | from | content |
+    |---|---|---|
+    | load | reset, step | offered load of the episode over the capacity without speculation |
+    | running | reset, step | requests that decode in the next step |
+    | waiting | reset, step | requests in the queue |
+    | time | reset, step | s on the simulated clock: when the next step starts |
+    | step_ms | step | duration of the step, ms |
+    | tokens | step | output tokens emitted, all requests together |
+    | verified | step | drafted tokens verified |
+    | accepted | step | drafted tokens accepted |
+    | depth | step | tokens drafted per request at the step's end |
+    | lengths | step | int [K + 1]: how many requests verified 0 to K tokens |
+    | episode_summary | end | dict: the numbers of `faser.envs.summary.Summary` |
+
+    ## Rendering
+    `render_mode="rgb_array"`: `render()` gives uint8 [720, 960, 3], a timeline of the episode so far over simulated
+    seconds: requests running and waiting; the share of requests that verified 0 to K tokens, and the depth drafted;
+    tokens per second of work. Needs matplotlib (`pip install faser-serve[bench]`). Without a mode steps cost no more.
 
     ## Arguments
     | name | default | meaning |
@@ -89,18 +106,41 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     | part | "train" | half of the tape's requests: "train", "eval", or "all" |
     | objective | "time_in_system" | a name in `faser.envs.rewards.REWARDS` |
     | reward | None | a `Reward` in its place |
-    | capabilities | Capabilities() | what the engine can do |
+    | capabilities | None | what the engine can do; None: `Capabilities()` |
     | max_batched_tokens | 2048 | rows of a step at most |
     | max_steps | 50000 | truncation |
     | cost | None | a `StepCost` in place of the pair's profile |
+    | render_mode | None | None or "rgb_array"; single environment only |
 
     `reset(seed=)` fixes everything that follows. `reset(options={"load": x, "seed": n})` sets the load of this episode
     and draws this episode alone from seed n.
+
+    ## Variants
+    `gymnasium.make` and `gymnasium.make_vec` take each; arguments given to them come first.
+
+    | id | pair | slots | requests | load |
+    |---|---|---|---|---|
+    | faser/Speculation-v0 | llama2-13b | 64 | 192 | (0.05, 1.2) |
+    | faser/Speculation-smollm2-v0 | smollm2 | 32 | 96 | (0.1, 1.3) |
+    | faser/Speculation-llama2-13b-v0 | llama2-13b | 128 | 384 | (0.1, 1.3) |
+    | faser/Speculation-mistral-7b-v0 | mistral-7b | 128 | 384 | (0.1, 1.3) |
+
+    `faser.envs.compact.CompactAction` makes of any of them one with three choices a step, for algorithms that cannot
+    learn one length per slot.
+
+    ## Version history
+    | version | change |
+    |---|---|
+    | v0 | first release |
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # the name and type are Gymnasium's
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012  # theirs
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, *, render_mode: str | None = None, **arguments: Any) -> None:
+        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+            raise ValueError(f"render_mode is {render_mode!r}; allowed: None, 'rgb_array'")
+        self.render_mode = render_mode
+        self._timeline = Timeline() if render_mode else None
         self.episodes = Episodes(**arguments)
         self.observation_space = self.episodes.observation_space
         self.action_space = self.episodes.action_space
@@ -115,14 +155,28 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
         if options:
             raise ValueError(f"reset options hold {', '.join(map(repr, options))}; allowed: load, seed")
         self.episodes.begin(0, self.np_random if chosen is None else np.random.default_rng(chosen), load)
-        return self.episodes.observation()[0], _of_one(self.episodes.state())
+        info = _of_one(self.episodes.state())
+        if self._timeline is not None:
+            self._timeline.start(info)
+        return self.episodes.observation()[0], info
 
     def step(self, action: NDArray[np.int64]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         advance, reward, terminated, truncated = self.episodes.step(np.asarray(action)[None])
         info = _of_one(self.episodes.info(advance))
+        if self._timeline is not None:
+            self._timeline.add(info)
         if terminated[0] or truncated[0]:
             info["episode_summary"] = self.episodes.summary(0)
         return self.episodes.observation()[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
+
+    def render(self) -> Picture | None:
+        """[720, 960, 3] uint8, the episode so far; None, and a warning, without a render mode."""
+        if self._timeline is None:
+            gymnasium.logger.warn("render() without a render_mode; make the environment with render_mode='rgb_array'")
+            return None
+        if not self._timeline.started:
+            raise gymnasium.error.ResetNeeded("Cannot call env.render() before calling env.reset()")
+        return self._timeline.draw()
 
 
 def _of_one(info: dict[str, NDArray[Any]]) -> dict[str, Any]:

@@ -29,7 +29,10 @@ class SpeculationVectorEnv(gymnasium.vector.VectorEnv[Floats, Actions, NDArray[n
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012  # name and type are theirs
 
-    def __init__(self, num_envs: int = 1, **arguments: Any) -> None:
+    def __init__(self, num_envs: int = 1, *, render_mode: None = None, **arguments: Any) -> None:
+        """ValueError: a bad argument, named, with what is allowed."""
+        if render_mode is not None:
+            raise ValueError(f"render_mode is {render_mode!r}; allowed: None in a vector; render a single environment")
         self.num_envs = num_envs
         self.episodes = Episodes(engines=num_envs, **arguments)
         self.single_observation_space = self.episodes.observation_space

@@ -11,8 +11,8 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("faser", "envs", "policies", "kernels", "train")
 SOURCES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
 
-ALLOWED = {("train", "serving"): {"train/draft.py"}}
-"""A draft is distilled from what the target writes, and vLLM writes it."""
+ALLOWED = {("train", "serving"): {"train/draft.py"}, ("envs", "serving"): {"envs/live.py"}}
+"""A draft is distilled from what the target writes, and vLLM writes it; the live environment has an engine."""
 
 
 def imports(path: Path) -> set[str]:
@@ -75,3 +75,9 @@ def test_serving_imports_neither_stable_baselines3_nor_train() -> None:
     script = "import faser.serving.scheduler, faser.serving.worker, faser.serving.serve"
     script += "\nassert not [m for m in sys.modules if m.startswith(('faser.train', 'faser.envs'))]"
     assert not modules_after(script) & {"stable_baselines3", "gymnasium"}
+
+
+def test_the_live_environment_needs_no_vllm_in_its_own_process() -> None:
+    loaded = modules_after("import faser.envs.live, faser.serving.stepwise")
+    assert "gymnasium" in loaded
+    assert not loaded & {"torch", "vllm", "transformers"}

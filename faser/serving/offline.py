@@ -35,8 +35,13 @@ class OfflineEngine:
         max_batch: int,
         load_format: str = "auto",
         cudagraph_mode: str | None = None,
+        scheduler_cls: str | None = None,
+        dtype: str = "auto",
+        max_batched_tokens: int | None = None,
     ) -> None:
-        """settings: as a server's; its log is where steps are written. cudagraph_mode: None is the server's."""
+        """settings: as a server's; its log is where steps are written. cudagraph_mode, scheduler_cls (its name)
+        and max_batched_tokens (rows of a step): None is the server's. dtype: as vLLM's.
+        """
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # CUDA may be in use here already
@@ -57,17 +62,19 @@ class OfflineEngine:
             else:
                 compilation.cudagraph_mode = CUDAGraphMode[cudagraph_mode]
             options = {"max_num_batched_tokens": SERVER_TOKENS, "compilation_config": compilation}
+        if max_batched_tokens is not None:
+            options["max_num_batched_tokens"] = max_batched_tokens
         self._engine = LLM(
             model=target,
             load_format=load_format,
             skip_tokenizer_init=True,
             enable_prefix_caching=False,
             async_scheduling=False,
-            scheduler_cls=SCHEDULER,
+            scheduler_cls=scheduler_cls or SCHEDULER,
             worker_cls=WORKER,
             additional_config=settings.to_config(),
             speculative_config={"method": "draft_model", "model": draft, "num_speculative_tokens": MAX_DEPTH},
-            **{**options, "max_num_seqs": max_batch},
+            **{**options, "max_num_seqs": max_batch, "dtype": dtype},
         ).llm_engine
         config = self.config = self._engine.vllm_config
         self.device = _device(self.cpu)
@@ -83,30 +90,50 @@ class OfflineEngine:
         """Whether a request runs or waits."""
         return bool(self._running)
 
-    def add(self, prompt: Sequence[int], max_tokens: int) -> str:
-        """Start a greedy request of `prompt` (token ids) that writes `max_tokens`; returns its id."""
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        name: str | None = None,
+        until: Sequence[int] = (),
+        temperature: float = 0.0,
+        seed: int | None = None,
+        arrival: float | None = None,
+    ) -> str:
+        """Start a request of `prompt` (token ids) that writes `max_tokens`; returns its name.
+
+        name: None makes one up. until: tokens that end it early. temperature: 0 is greedy. arrival: s since the epoch,
+        None is now.
+        """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         self._added += 1
         params = SamplingParams(
-            temperature=0.0,
+            temperature=temperature,
+            seed=seed if temperature else None,
             ignore_eos=True,
+            stop_token_ids=list(until),
             max_tokens=max_tokens,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
         asked: Any = {"prompt_token_ids": list(prompt)}
-        name = f"offline-{self._added}"
-        self._engine.add_request(name, asked, params)
+        name = name or f"offline-{self._added}"
+        self._engine.add_request(name, asked, params, arrival_time=arrival)
         self._running.add(name)
         return name
 
     def step(self) -> int:
         """Wait for the engine's next step while `busy`; returns how many requests wrote something in it."""
+        return len(self.outputs())
+
+    def outputs(self) -> Sequence[Any]:
+        """`step`, for what they wrote: vLLM's `RequestOutput`, with the tokens of this step only."""
         wrote = self._engine.step()
         self._running -= {out.request_id for out in wrote if out.finished}
-        return len(wrote)
+        return wrote
 
     def drop_all(self) -> None:
         """End what runs and waits."""
