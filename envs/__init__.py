@@ -24,4 +24,4 @@ for _id, _arguments in VARIANTS.items():
         kwargs=_arguments,
     )
 
-register(id="faser/LiveSpeculation-v0", entry_point="faser.envs.live:LiveSpeculationEnv")
+register(id="faser/LiveSpeculation-v0", entry_point="faser.envs.live:LiveSpeculationEnv", nondeterministic=True)
