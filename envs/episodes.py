@@ -20,6 +20,7 @@ from faser.core import (
     REQUEST_FEATURES,
     Capabilities,
     Decision,
+    DecisionError,
     Floats,
     Ints,
     checked,
@@ -119,6 +120,8 @@ class Episodes:
         DecisionError: an action outside of the space.
         """
         engines, s = self.engines, self.slots
+        if actions.shape[1:] != (s + 2,):
+            raise DecisionError("shape", f"action has shape {actions.shape[1:]}; {(s + 2,)} expected")
         lengths = actions[engines.owner, engines.slots % s]
         chosen = checked(Decision(lengths, 0), len(lengths), self.capabilities)
         depths = checked(Decision(actions[:, s], 0, int(actions[:, s + 1].max())), engines.count, self.capabilities)

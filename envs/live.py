@@ -12,7 +12,6 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.core import DecisionError
 from faser.envs.engines import Engines
 from faser.envs.live_engines import LiveEngines
 from faser.envs.speculation import SpeculationEnv
@@ -77,9 +76,6 @@ class LiveSpeculationEnv(SpeculationEnv):
     def step(self, action: NDArray[np.int64]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         if not self.live.started:
             raise gymnasium.error.ResetNeeded("no engine runs: call reset() before step()")
-        expected = self.action_space.shape
-        if np.shape(action) != expected:
-            raise DecisionError("shape", f"action has shape {np.shape(action)}; {expected} expected")
         return super().step(action)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.acceptance import known_predictors
+from faser.acceptance import shipped_for
 from faser.core import Decision, Ints, Observation, Observations
 from faser.costs import StepCost
 from faser.envs.advance import Advance
@@ -143,7 +143,7 @@ class LiveEngines:
                 settings=Settings(
                     policy="none",
                     profile=pair.profile,
-                    predictor=pair.tape if pair.tape in known_predictors() else None,
+                    predictor=shipped_for(pair.tape),
                 ),
                 cost=self.cost,
                 max_batch=self.size,

@@ -1,10 +1,12 @@
 """`faser policy`: which policy a running server uses, and another in its place.
 
-export FASER_ADMIN_KEY=...            # as the server's
-faser policy list
-faser policy show
-faser policy swap static:4            # or a file of the server's --policy-dir: ppo.pt
-faser policy bench                    # its fallback length instead, until: faser policy unbench
+    export FASER_ADMIN_KEY=...            # as the server's
+    faser policy list
+    faser policy show
+    faser policy swap static:4            # or a file of the server's --policy-dir: ppo.pt
+    faser policy bench                    # its fallback length instead, until: faser policy unbench
+
+The routes that it asks are in `faser.serving.admin`.
 """
 
 from __future__ import annotations
@@ -17,8 +19,18 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-KEY = "FASER_ADMIN_KEY"
+from faser.serving.settings import ADMIN_KEY
+
 URL = "http://127.0.0.1:8000"
+
+ROUTES = {
+    "list": ("GET", "policies"),
+    "show": ("GET", "policy"),
+    "swap": ("POST", "policy"),
+    "bench": ("POST", "policy/bench"),
+    "unbench": ("POST", "policy/unbench"),
+}
+"""Method and route by verb."""
 
 
 class AdminError(Exception):
@@ -28,26 +40,21 @@ class AdminError(Exception):
 def main(argv: list[str]) -> int:
     """Returns the exit status: 0 done, 1 the server refused or is not there, 2 the user's mistake."""
     args = _parser().parse_args(argv)
-    key = args.faser_admin_key or os.environ.get(KEY)
+    key = args.faser_admin_key or os.environ.get(ADMIN_KEY)
     if not key:
-        print(f"faser policy: no admin key; set {KEY} to the server's, or give --faser-admin-key", file=sys.stderr)
+        print(
+            f"faser policy: no admin key; set {ADMIN_KEY} to the server's, or give --faser-admin-key", file=sys.stderr
+        )
         return 2
-    verb = args.verb
     try:
-        if verb == "list":
-            answer = ask(args.url, key, "GET", "policies")
-        elif verb == "show":
-            answer = ask(args.url, key, "GET", "policy")
-        elif verb == "swap":
-            answer = ask(args.url, key, "POST", "policy", {"policy": args.policy})
-        else:
-            answer = ask(args.url, key, "POST", f"policy/{verb}", {})
+        answer = ask(args.url, key, *ROUTES[args.verb], {"policy": args.policy} if args.verb == "swap" else None)
     except AdminError as error:
         print(f"faser policy: {error}", file=sys.stderr)
         return 1
-    print(
-        json.dumps(answer, indent=2) if args.json else "\n".join(_listed(answer) if verb == "list" else _shown(answer))
-    )
+    if args.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        print(*(_listed(answer) if args.verb == "list" else _shown(answer)), sep="\n")
     return 0
 
 
@@ -98,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--url", default=URL, help="of the server (default: %(default)s)")
-    common.add_argument("--faser-admin-key", default=None, help=f"default: {KEY}")
+    common.add_argument("--faser-admin-key", default=None, help=f"default: {ADMIN_KEY}")
     common.add_argument("--json", action="store_true", help="print the server's answer as it is")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("list", parents=[common], help="what may be swapped in")

@@ -35,14 +35,18 @@ class PolicyError(ValueError):
 def make_policy(spec: str, cost: StepCost) -> Policy:
     """The policy that `spec` names (see KNOWN), for an engine whose steps cost `cost`. Raises PolicyError."""
     name, _, argument = spec.partition(":")
-    path = Path(spec)
-    if path.suffix == ".pt" or "/" in spec:
-        return _learned(path)
+    if names_file(spec):
+        return _learned(Path(spec))
     factory = _FACTORIES.get(name)
     if factory is None:
         known = ", ".join(KNOWN)
         raise PolicyError(f"policy {spec!r} is unknown; known: {known}")
     return factory(argument, cost)
+
+
+def names_file(spec: str) -> bool:
+    """Whether `spec` is meant as a policy file rather than a rule."""
+    return Path(spec).suffix == ".pt" or "/" in spec
 
 
 def _learned(path: Path) -> Policy:

@@ -19,7 +19,7 @@ from faser.serving.admin import Engines, RefusedError
 from faser.serving.control import Control
 from faser.serving.metrics import StepMetrics
 from faser.serving.serve import main
-from faser.serving.settings import AdminSettings
+from faser.serving.settings import ADMIN_KEY, AdminSettings
 from faser.serving.state import State, StateError, load, save
 
 COST = load_profile("h200-llama2-13b")
@@ -111,7 +111,7 @@ def test_another_file_is_no_state(tmp_path: Path, text: str) -> None:
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(admin.KEY, KEY)
+    monkeypatch.setenv(ADMIN_KEY, KEY)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_flags_that_cannot_work_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str], says: list[str]
 ) -> None:
-    monkeypatch.delenv(admin.KEY, raising=False)
+    monkeypatch.delenv(ADMIN_KEY, raising=False)
     assert main([*argv, "--policy", "none"]) == 2
     (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("faser serve: ")]
     assert all(part in said for part in says), said

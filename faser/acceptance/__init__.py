@@ -6,7 +6,7 @@ draft a token stands.
 """
 
 from faser.acceptance.predictor import HISTORY_FEATURES, TOKEN_FEATURES, Predictor, PredictorError
-from faser.acceptance.predictor_file import known_predictors, load_predictor, predictor_of, save
+from faser.acceptance.predictor_file import known_predictors, load_predictor, predictor_of, save, shipped_for
 
 __all__ = [
     "HISTORY_FEATURES",
@@ -17,4 +17,5 @@ __all__ = [
     "load_predictor",
     "predictor_of",
     "save",
+    "shipped_for",
 ]

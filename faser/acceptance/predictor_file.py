@@ -49,6 +49,11 @@ def known_predictors() -> list[str]:
     return sorted(p.stem for p in SHIPPED.glob("*.json"))
 
 
+def shipped_for(tape: str | None) -> str | None:
+    """The name of the shipped predictor that learned from the tape of this name; None if there is none."""
+    return tape if tape in known_predictors() else None
+
+
 @cache
 def predictor_of(target: str, draft: str) -> Predictor | None:
     """The shipped predictor of these models, by their fingerprints; None if there is none."""

@@ -24,16 +24,13 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from faser.policies import KNOWN, PolicyError
+from faser.policies import KNOWN, PolicyError, names_file
 from faser.serving import policy_dir
-from faser.serving.settings import AdminSettings, Settings
+from faser.serving.settings import ADMIN_KEY, AdminSettings, Settings
 from faser.serving.state import State, StateError, load, save
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
-
-KEY = "FASER_ADMIN_KEY"
-"""Environment variable of the admin key; `--faser-admin-key` sets it too, so that no log shows it."""
 
 MAX_BODY = 4096
 PREFIX = "/faser/"
@@ -52,7 +49,7 @@ class AdminRoutes:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._key = _digest(os.environ[KEY])
+        self._key = _digest(os.environ[ADMIN_KEY])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
@@ -113,7 +110,7 @@ class Engines:
     async def swap(self, name: str, settings: AdminSettings) -> list[dict[str, Any]]:
         """`name` in place of the policy in force, on all engines or none."""
         try:
-            data = policy_dir.read(Path(settings.policy_dir), name) if policy_dir.is_file(name) else None
+            data = policy_dir.read(Path(settings.policy_dir), name) if names_file(name) else None
         except PolicyError as error:
             raise RefusedError(400, str(error)) from None
         token = uuid.uuid4().hex

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from faser.checkpoints import SHIPPED_POLICY
-from faser.policies import PolicyError
+from faser.policies import PolicyError, names_file
 from faser.serving import policy_dir
-from faser.serving.admin import KEY
-from faser.serving.settings import AdminSettings, UsageError
+from faser.serving.settings import ADMIN_KEY, AdminSettings, UsageError
 from faser.serving.state import State, StateError, load
 
 SHORTEST_KEY = 16
@@ -23,8 +22,8 @@ def add(group: Any) -> None:
     group.add_argument(
         "--faser-admin-key",
         default=None,
-        help=f"Key of the admin routes under /faser/, which `faser policy` asks; better in {KEY}, where no list of "
-        "processes shows it. Without one there are no such routes.",
+        help=f"Key of the admin routes under /faser/, which `faser policy` asks; better in {ADMIN_KEY}, where no list "
+        "of processes shows it. Without one there are no such routes.",
     )
     group.add_argument(
         "--policy-dir", default=None, help="Folder of the policy files that may be swapped in. Default: this release's."
@@ -41,14 +40,14 @@ def add(group: Any) -> None:
 
 def admin(args: Namespace) -> AdminSettings | None:
     """What they say; None without a key. The key moves to the environment: vLLM logs arguments. Raises UsageError."""
-    key = args.faser_admin_key if args.faser_admin_key is not None else os.environ.get(KEY)
+    key = args.faser_admin_key if args.faser_admin_key is not None else os.environ.get(ADMIN_KEY)
     args.faser_admin_key = None
     if key is None:
         given = {"--policy-dir": args.policy_dir, "--faser-state": args.faser_state}
         given["--faser-admin-remote"] = args.faser_admin_remote
         for flag, value in given.items():
             if value:
-                raise UsageError(f"{flag} is of use with --faser-admin-key or {KEY} only")
+                raise UsageError(f"{flag} is of use with --faser-admin-key or {ADMIN_KEY} only")
         return None
     if len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(
@@ -62,7 +61,7 @@ def admin(args: Namespace) -> AdminSettings | None:
         state = Path(args.faser_state).absolute()
         if not state.parent.is_dir() or not os.access(state.parent, os.W_OK):
             raise UsageError(f"--faser-state {args.faser_state!r} cannot be written: no such folder, or not ours")
-    os.environ[KEY] = key
+    os.environ[ADMIN_KEY] = key
     return AdminSettings(
         policy_dir=str(folder.resolve()), state=str(state) if state else None, remote=args.faser_admin_remote
     )
@@ -77,7 +76,7 @@ def kept(admin: AdminSettings | None) -> State:
         if state is None or state.policy is None:
             return state or State()
         policy = state.policy
-        if policy_dir.is_file(policy):
+        if names_file(policy):
             policy_dir.read(Path(admin.policy_dir), policy)
             policy = str(Path(admin.policy_dir) / policy)
     except (StateError, PolicyError) as error:

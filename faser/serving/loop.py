@@ -119,12 +119,22 @@ class SpeculationLoop:
         """The step ends here rather than at `record`."""
         self._ended = time.perf_counter()
 
+    @property
+    def tracked(self) -> int:
+        """Requests that anything is known of."""
+        return len(self._slot)
+
+    def restart(self) -> None:
+        """Forget the steps and the verdicts so far; requests are forgotten as they end."""
+        self._outcome, self._step_ms = None, 0.0
+        self._table.reset(0)
+
     def forget(self, request_id: str) -> None:
         """Drop all state of a request that has ended in whatever way."""
         slot = self._slot.pop(request_id, None)
         if slot is not None:
             self._free.append(slot)
-            self.metrics.set_tracked(len(self._slot))
+            self.metrics.set_tracked(self.tracked)
 
     def close(self) -> None:
         """End the policy's thread and the log."""
@@ -173,5 +183,5 @@ class SpeculationLoop:
             excluded=row.excluded,
             temperature=row.temperature,
         )
-        self.metrics.set_tracked(len(self._slot))
+        self.metrics.set_tracked(self.tracked)
         return slot

@@ -16,11 +16,6 @@ from faser.policies.policy_file import MAX_BYTES, PolicyFileError, parse
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.pt")
 
 
-def is_file(policy: str) -> bool:
-    """Whether `policy` is meant as a file's name rather than a rule's."""
-    return policy.endswith(".pt") or "/" in policy or "\\" in policy
-
-
 def read(folder: Path, name: str) -> bytes:
     """The bytes of the policy file `name` in `folder`, unchecked but for their number. PolicyError: no such file."""
     if not NAME.fullmatch(name):

@@ -17,8 +17,8 @@ from faser.acceptance import load_predictor
 from faser.controller import Controller
 from faser.core import Capabilities
 from faser.costs import load_profile
-from faser.policies import make_policy
-from faser.serving import compat, policy_dir
+from faser.policies import make_policy, names_file
+from faser.serving import compat
 from faser.serving.control import Control
 from faser.serving.loop import SpeculationLoop
 from faser.serving.settings import Settings
@@ -39,7 +39,7 @@ class FaserScheduler(Scheduler):
         settings = Settings.from_config(dict(self.vllm_config.additional_config))  # type: ignore[arg-type]  # a dict here
         cost = load_profile(settings.profile)
         capabilities = Capabilities(max_depth=self.num_spec_tokens)
-        name = Path(settings.policy).name if policy_dir.is_file(settings.policy) else settings.policy
+        name = Path(settings.policy).name if names_file(settings.policy) else settings.policy
         controller = Controller(make_policy(settings.policy, cost), capabilities, settings.controller, name)
         controller.bench(settings.benched)
         log = StepLog(Path(settings.log)) if settings.log else None

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from faser.acceptance import known_predictors, load_predictor
+from faser.acceptance import known_predictors, load_predictor, shipped_for
 from faser.checkpoints import SHIPPED_POLICY
 from faser.controller import ControllerConfig
 from faser.core import MAX_DEPTH, Policy
@@ -187,8 +187,8 @@ def _settings(args: Namespace, pair: Pair) -> Settings:
         profile = DEFAULT_PROFILE
         print(f"faser serve: no step costs are known for {pair.name!r}; using profile {profile}", file=sys.stderr)
     predictor = args.faser_predictor
-    if predictor is None and args.spec_model is None and pair.tape in known_predictors():
-        predictor = pair.tape
+    if predictor is None and args.spec_model is None:
+        predictor = shipped_for(pair.tape)
     try:
         load_profile(profile)
         if predictor is not None:

@@ -10,6 +10,10 @@ from faser.controller import ControllerConfig
 KEY = "faser"
 
 
+ADMIN_KEY = "FASER_ADMIN_KEY"
+"""Environment variable of the admin key, of a server and of those who ask it."""
+
+
 class UsageError(ValueError):
     """The user's mistake, in one line."""
 

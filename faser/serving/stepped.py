@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from faser.acceptance import load_predictor
 from faser.controller import Controller
 from faser.core import Capabilities, Decision, Observation, checked
 from faser.policies.static import Static
 from faser.serving import compat
-from faser.serving.loop import SpeculationLoop
 from faser.serving.offline import OfflineEngine
 from faser.serving.scheduler import FaserScheduler
 from faser.serving.stepwise import Asked, Done, Plan, Seen
@@ -50,31 +48,14 @@ class AskedController(Controller):
         return checked(decision, observation.running, self.capabilities)
 
 
-class RestartableLoop(SpeculationLoop):
-    """One that can be as new, for the next episode."""
-
-    @property
-    def tracked(self) -> int:
-        """Requests that anything is known of."""
-        return len(self._slot)
-
-    def restart(self) -> None:
-        """Forget the steps and the verdicts so far; requests are forgotten as they end."""
-        self._outcome, self._step_ms = None, 0.0
-        self._table.reset(0)
-
-
 class SteppedScheduler(FaserScheduler):
     """Keeps what came of a step."""
 
-    faser: RestartableLoop
-
     def attach(self, connection: Connection, plan: Plan) -> None:
         """From now on decisions come over `connection`."""
-        self.faser.close()
-        self.asked = AskedController(connection, self)
-        predictor = load_predictor(plan.settings.predictor) if plan.settings.predictor else None
-        self.faser = RestartableLoop(self.asked, plan.cost, capacity=self.max_num_running_reqs, predictor=predictor)
+        self.faser.controller.close()
+        self.faser.controller = self.asked = AskedController(connection, self)
+        self.faser.cost = plan.cost
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
