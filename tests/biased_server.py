@@ -6,7 +6,7 @@ from typing import Any
 from faser.serving import serve
 from faser.serving.worker import FaserWorker
 
-LEAN = 2.0
+LEAN = 3.0
 """Added to the logit of each drafted token before it is judged."""
 
 

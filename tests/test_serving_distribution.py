@@ -1,6 +1,7 @@
 """Sampled outputs have the target's distribution: a permutation chi-square on 3,000 samples, which catches a cheat."""
 
 import asyncio
+import itertools
 import os
 import sys
 from collections import Counter
@@ -18,7 +19,9 @@ pytestmark = pytest.mark.server
 SAMPLES, PER_REQUEST, TOKENS = 3000, 60, 3
 BODY = {"prompt": "My favourite animal is", "temperature": 1.0, "max_tokens": TOKENS, "n": PER_REQUEST}
 SPECULATING = ["--policy", "random:2", "--faser-deadline-ms", "1000"]  # decided in time on a busy machine too
-RARE = 20
+SEEDS = itertools.count(1)
+"""One for each server: with the same one, two would draw the same numbers, and their samples be too much alike."""
+RARE = 50
 """Outcomes seen fewer times in both samples together are one outcome."""
 
 
@@ -49,7 +52,7 @@ def p_value(a: Sequence[tuple[int, ...]], b: Sequence[tuple[int, ...]], permutat
 
 
 def samples_of(arguments: list[str], **kwargs: object) -> list[tuple[int, ...]]:
-    with Server(arguments, **kwargs) as server:  # type: ignore[arg-type]  # passed on as they are
+    with Server([*arguments, "--seed", str(next(SEEDS))], **kwargs) as server:  # type: ignore[arg-type]  # passed on as they are
         drawn = asyncio.run(sample(server.url))
     assert len(drawn) == SAMPLES
     return drawn
