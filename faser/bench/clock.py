@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from faser.bench.arguments import positive
+from faser.bench.arguments import positive, whole
 from faser.costs import StepCost, load_profile
 from faser.costs.fit import errors, predict
 from faser.costs.steps import Steps
@@ -181,18 +181,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=positive, help=f"requests a second (default: {LOAD:.0%} of what should fit)")
     parser.add_argument("--trace", type=Path, help="replay this file instead: Azure's, BurstGPT's or Mooncake's format")
     parser.add_argument("--tape", help="whose requests arrive (default: the target's own, or smollm2)")
-    parser.add_argument("--max-batch", type=_whole, default=64, help="requests at once (default: %(default)s)")
+    parser.add_argument("--max-batch", type=whole, default=64, help="requests at once (default: %(default)s)")
     parser.add_argument("--load-format", default="auto", help="'dummy': random weights")
     parser.add_argument("--log", type=Path, help="keep the step log here")
     parser.add_argument("--seed", type=int, default=0)
     return parser
-
-
-def _whole(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed: 1 or more")
-    return value
 
 
 if __name__ == "__main__":

@@ -135,6 +135,17 @@ class OfflineEngine:
         self._running -= {out.request_id for out in wrote if out.finished}
         return wrote
 
+    def swap(self, policy: str) -> None:
+        """Another policy, as `make_policy` takes it, from the next step on. ValueError: refused, and why."""
+        self._control("prepare", token=policy, policy=policy, data=None)
+        self._control("commit", token=policy)
+
+    def _control(self, verb: str, **arguments: Any) -> None:
+        core: Any = self._engine.engine_core  # a client of the engine's process
+        answer = core.call_utility("faser_control", verb, arguments)
+        if "error" in answer:
+            raise ValueError(answer["error"])
+
     def drop_all(self) -> None:
         """End what runs and waits."""
         self._engine.abort_request(list(self._running))
