@@ -12,11 +12,13 @@ usage: faser COMMAND ...
   serve [MODEL] [--policy P] [any vLLM flag]   an OpenAI-compatible server that learns how far to speculate
                                                (faser serve --help=faser shows FASER's own flags)
   policy list|show|swap|bench|unbench          another policy in a running server, between two steps
+  ab show|stop|report                          a running A/B test of policies, and what it has shown
   models list                                  the models that have a name, and which of them are built
   models prepare NAME                          build one; llama2-13b and mistral-7b: real text at their cost
   record --target DIR --draft DIR ...          record what a draft has accepted, for training (a tape)
   profile --target MODEL --out FILE ...        measure what steps cost on this machine (a profile)
   bench sim --pair NAME ...                    policies against each other in the simulator, with intervals
+  grafana                                      print a Grafana dashboard of a server's /metrics, as JSON
   doctor                                       check versions, GPU, models, tapes and profiles
   --version                                    print the version
 
@@ -26,10 +28,12 @@ Each command has --help. Training: python train/ppo.py --help
 COMMANDS = {
     "serve": "faser.serving.serve",
     "policy": "faser.policy_command",
+    "ab": "faser.ab_command",
     "models": "faser.models.command",
     "record": "faser.tapes.recorder",
     "profile": "faser.serving.profile",
     "bench": "faser.bench.command",
+    "grafana": "faser.live.grafana",
     "doctor": "faser.doctor",
 }
 """Command to the module whose `main(argv) -> int` it is."""

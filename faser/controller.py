@@ -12,8 +12,10 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +51,12 @@ class Tally:
 
 
 class Controller:
-    """Asks `policy` and falls back. Used from one thread."""
+    """Asks `policy` and falls back. Used from one thread.
+
+    fallback: why the last decision was not the policy's own; None if it was.
+    """
+
+    fallback: str | None = None
 
     def __init__(
         self, policy: Policy, capabilities: Capabilities, config: ControllerConfig | None = None, name: str = ""
@@ -64,7 +71,7 @@ class Controller:
         self._quiet_until = 0.0
         self._worker = _Worker(policy)
 
-    def decide(self, observation: Observation) -> Decision:
+    def decide(self, observation: Observation, _requests: Sequence[str] = ()) -> Decision:
         """A decision within the engine's capabilities, within `deadline_ms` and a thread switch; never raises."""
         if self.benched:
             return self._fall_back(observation, "benched")
@@ -80,8 +87,13 @@ class Controller:
             return self._fault(observation, "raised", f"{type(error).__name__}: {error}")
         self.tally.last_seconds = time.perf_counter() - started
         self.tally.decisions += 1
-        self._faults_in_a_row = 0
+        self._faults_in_a_row, self.fallback = 0, None
         return decision
+
+    def told(self) -> dict[str, Any]:
+        """What the log says of the last decision."""
+        why = {"decided": True} if self.fallback is None else {"decided": False, "fallback": self.fallback}
+        return {"policy": self.name, **why}
 
     def swap(self, policy: Policy, name: str) -> None:
         """Let `policy` decide from the next step on; it starts with no faults and not benched."""
@@ -111,6 +123,7 @@ class Controller:
 
     def _fall_back(self, observation: Observation, reason: str) -> Decision:
         self.tally.fallbacks[reason] += 1
+        self.fallback = reason
         length = min(self.config.fallback_length, self.capabilities.max_depth)
         return Decision(np.full(observation.running, length), length)
 

@@ -93,10 +93,15 @@ def _listed(answer: dict[str, Any]) -> list[str]:
 def _shown(answer: dict[str, Any]) -> list[str]:
     lines = []
     for i, engine in enumerate(answer["engines"]):
-        faults = ", ".join(f"{reason} {count}" for reason, count in engine["fallbacks"].items()) or "none"
-        benched = ", BENCHED" if engine["benched"] else ""
-        lines.append(f"engine {i}: {engine['policy']}{benched}; {engine['decisions']} decisions; fallbacks: {faults}")
+        lines.append(f"engine {i}: {said(engine)}")
+        lines += [f"  arm {name}: {said(arm)}" for name, arm in engine.get("arms", {}).items()]
     return lines
+
+
+def said(of: dict[str, Any]) -> str:
+    """An engine, or one of its arms, in a line."""
+    faults = ", ".join(f"{reason} {count}" for reason, count in of["fallbacks"].items()) or "none"
+    return f"{of['policy']}{', BENCHED' if of['benched'] else ''}; {of['decisions']} decisions; fallbacks: {faults}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -139,7 +139,7 @@ class RequestTable:
         counted = seen & ~self.excluded[slots]
         tokens = np.bincount(owner, judged * counted, engines)
         mean = np.bincount(owner, accepted * counted, engines) / np.maximum(tokens, 1)
-        requests = np.maximum(np.bincount(owner, minlength=engines), 1)
+        requests = np.maximum(np.bincount(owner, ~self.excluded[slots], engines), 1)
         moved = np.where(tokens > 0, 1.0 - (1.0 - SLOW) ** (tokens / requests), FORGET)
         self.acceptance += moved * (np.where(tokens > 0, mean, PRIOR) - self.acceptance)
 

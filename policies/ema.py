@@ -3,7 +3,8 @@
 What is drafted is a tier for the whole batch. It rises when the mean acceptance says that the next tier's last token
 would be accepted more often than RISE, and falls when that is less than FALL for the present one's; the gap between
 the two keeps it from flipping. What is verified is each request's own: the longest tier, within what was drafted, whose
-last token its own average gives at least FALL. Load is not looked at.
+last token its own average gives at least FALL. Load is not looked at. Requests that are sampled under rules of their
+own (`excluded`) have no say in the tier.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Ema:
 
     def decide(self, observation: Observation) -> Decision:
         acceptance = observation.request("acceptance_fast").astype(np.float64)
-        if observation.running:
-            mean, tiers = acceptance.mean(), self._tiers
+        if len(shared := acceptance[observation.request("excluded") == 0]):
+            mean, tiers = shared.mean(), self._tiers
             if self._tier + 1 < len(tiers) and mean ** tiers[self._tier + 1] > self._rise:
                 self._tier += 1
             elif self._tier > 0 and mean ** tiers[self._tier] < self._fall:

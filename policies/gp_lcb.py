@@ -90,7 +90,8 @@ class GpLcb:
         depth = int(np.ceil(wanted.mean())) if n else int(self._lengths[len(GRID) // 2])
         decision = Decision(np.minimum(wanted, depth), depth)
         self._last.decided(observation, decision)
-        self._acceptance = float(acceptance.mean()) if n else 0.0
+        counted = acceptance[observation.request("excluded") == 0]
+        self._acceptance = float(counted.mean()) if len(counted) else 0.0
         return decision
 
     def lengths(self, batch: int) -> NDArray[np.int64]:

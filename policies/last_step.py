@@ -3,7 +3,7 @@
 An observation has neither tokens nor milliseconds in it, but both follow. The cost model's floor over `step_floor` is
 the last step's time. A request's tokens are how far its context moved; the sum of context and budget never changes, so
 it tells which row of the last observation is which of this one (where requests came or went, rows that share one are
-left out).
+left out). Only requests that are not `excluded` count: what a grammar lets through is no merit of a length.
 """
 
 from __future__ import annotations
@@ -33,11 +33,18 @@ class Speed:
     drafted: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Before:
+    """context, key: [M], of the requests that count; verified: mean of those. requests, total, rows: of all, their
+    number, context and rows in the target.
+    """
+
     context: Doubles
     key: Ints
-    verified: Ints
+    requests: int
+    total: float
+    rows: float
+    verified: float
     depth: int
     prompts: float
 
@@ -58,11 +65,24 @@ class LastStep:
         """The step that is about to run."""
         n, share = observation.running, min(observation.of_load("prefill_share"), 0.999)
         context, key = _contexts(observation)
+        counted = observation.request("excluded") == 0
+        if not counted.any():
+            self._before = None
+            return
         verified = np.minimum(decision.lengths, observation.drafted)
-        self._before = _Before(context, key, verified, decision.draft_depth, n * share / (1.0 - share)) if n else None
+        self._before = _Before(
+            context=context[counted],
+            key=key[counted],
+            requests=n,
+            total=float(context.sum()),
+            rows=n + float(verified.sum()),
+            verified=float(verified[counted].mean()),
+            depth=decision.draft_depth,
+            prompts=n * share / (1.0 - share),
+        )
 
     def speed(self, observation: Observation) -> Speed | None:
-        """Of the step before `observation`; None if nothing decoded in it or no request of it is left.
+        """Of the step before `observation`; None if nothing that counts decoded in it, or no request of it is left.
 
         Its tokens are the mean over the requests that are left, for all. The time of prompts, as the cost model has it,
         is taken off: it was spent whatever was decided.
@@ -71,19 +91,19 @@ class LastStep:
         if before is None or not observation.running or floor <= 0.0:
             return None
         context, key = _contexts(observation)
-        moved = _moved(before, context, key)
+        counted = observation.request("excluded") == 0
+        moved = _moved(before, context[counted], key[counted])
         if not len(moved):
             return None
-        n, total = len(before.key), float(before.context.sum())
+        n, total = before.requests, before.total
         ms = self._floor_ms / floor
         if before.prompts:
-            rows = n + float(before.verified.sum())
             asked = {"batch": n, "depth": before.depth, "context": total}
-            prompts_ms = self._cost.ms(rows=[rows + before.prompts, rows], **asked)
+            prompts_ms = self._cost.ms(rows=[before.rows + before.prompts, before.rows], **asked)
             ms = max(ms - float(prompts_ms[0] - prompts_ms[1]), 0.1 * self._floor_ms)
         without = n / self._cost.step_ms(rows=n, batch=n, context=total)
         gain = n * float(moved.mean()) / ms / without
-        return Speed(gain=gain, requests=n, verified=float(before.verified.mean()), drafted=before.depth)
+        return Speed(gain=gain, requests=n, verified=before.verified, drafted=before.depth)
 
 
 def _contexts(observation: Observation) -> tuple[Doubles, Ints]:

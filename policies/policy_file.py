@@ -1,9 +1,9 @@
 """The policy file: one small `.pt` that holds a learned policy, its action table and where it came from.
 
 It is `torch.save` of a plain dict, read with `weights_only=True`. A server may be handed a file that it did not
-make, so the decision here is to trust nothing: sizes are checked before anything is read, every name, shape and dtype
-before anything is used, and whatever is wrong ends in one `PolicyFileError` line. torch is imported only to read and
-write.
+make, so the decision here is to trust nothing: sizes are checked before anything is read, the pickle's instructions
+before any is followed (what torch thinks safe to call can still take all memory), every name, shape and dtype before
+anything is used; and whatever is wrong ends in one `PolicyFileError` line. torch is imported only to read and write.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import pickletools
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -28,6 +29,20 @@ MAX_BYTES = 16 * 2**20
 MAX_HIDDEN = 1024
 MAX_NODES = 20_000
 """Most values in the descriptive part, so that a small file cannot unfold into an endless one."""
+MAX_PARTS = 100
+"""Most parts of the zip; ours has 29."""
+CALLS = frozenset(
+    ["torch._utils _rebuild_tensor_v2", "collections OrderedDict"]
+    + [f"torch {kind}Storage" for kind in ("Float", "Double", "Half", "BFloat16")]
+)
+"""What a pickle may name: plain tensors, those of a wrong type too, so that the message can say which."""
+OPCODES = frozenset({
+    "PROTO", "STOP", "MARK", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "BININT",
+    "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "TUPLE",
+    "TUPLE1", "TUPLE2", "TUPLE3", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "GLOBAL", "REDUCE", "BINPERSID",
+})  # fmt: skip
+"""Instructions that plain data and tensors need."""
+MAX_OPCODES = 5 * MAX_NODES
 
 
 class PolicyFileError(ValueError):
@@ -148,44 +163,63 @@ def load(path: Path | str) -> PolicyFile:
 def parse(data: bytes, name: str) -> PolicyFile:
     """The policy in the bytes of a file, `name` in messages; see `load`."""
     try:
-        _check_size(data)
-        return _policy(_unpickle(data))
+        return _policy(_unpickle(_checked(data)))
     except PolicyFileError as error:
         raise PolicyFileError(f"policy {name}: {error}") from None
+    except Exception as error:
+        # Damaged or hostile bytes can raise nearly anything; all of it means the same to a user.
+        reason = "".join(filter(str.isprintable, " ".join(str(error).split(".")[0].split())))[:160]
+        raise PolicyFileError(f"policy {name}: not a policy file ({type(error).__name__}: {reason})") from None
 
 
-def _check_size(data: bytes) -> None:
+def _checked(data: bytes) -> bytes:
+    """The file put together anew of its checked parts: torch finds parts in its own way, and must find these."""
     if not data:
         raise PolicyFileError("the file is empty")
     if len(data) > MAX_BYTES:
         raise PolicyFileError(f"the file is larger than {MAX_BYTES} bytes, the most that is allowed")
+    if data.count(b"PK\1\2") > MAX_PARTS:  # before a list is made of them
+        raise PolicyFileError(f"has more than {MAX_PARTS} parts")
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
         entries = archive.infolist()
     except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError):
         raise PolicyFileError("not a policy file (no complete zip: truncated, or another format)") from None
+    if len({entry.filename.lower() for entry in entries}) < len(entries):  # torch finds parts in any case
+        raise PolicyFileError("two of its parts have one name")
     unpacked = sum(entry.file_size for entry in entries)
     if unpacked > MAX_BYTES or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise PolicyFileError(
             f"unpacks to {unpacked} bytes; allowed: {MAX_BYTES} at most, and only stored parts (no compression)"
         )
-    try:
-        damaged = archive.testzip()
-    except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError, RuntimeError, EOFError) as error:
-        damaged = str(error)
-    if damaged is not None:
-        raise PolicyFileError(f"damaged (checksum of {damaged} is wrong)")
+    anew = io.BytesIO()
+    with zipfile.ZipFile(anew, "w", zipfile.ZIP_STORED) as out:
+        for entry in entries:
+            try:
+                part = archive.read(entry)
+            except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError, RuntimeError, EOFError):
+                raise PolicyFileError(f"damaged (checksum of {_short(entry.filename)} is wrong)") from None
+            if entry.filename.lower().endswith(".pkl"):
+                _check_pickle(part)
+            out.writestr(zipfile.ZipInfo(entry.filename), part)
+    return anew.getvalue()
+
+
+def _check_pickle(pickle: bytes) -> None:
+    """Refuse instructions that no file of ours has, and more of them than it could need."""
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
+        if count > MAX_OPCODES:
+            raise PolicyFileError(f"its pickle has more than {MAX_OPCODES} instructions")
+        if opcode.name not in OPCODES:
+            raise PolicyFileError(f"not a policy file ({opcode.name} in its pickle)")
+        if opcode.name == "GLOBAL" and argument not in CALLS:
+            raise PolicyFileError(f"not a policy file (its pickle names {_short(argument)})")
 
 
 def _unpickle(data: bytes) -> dict[str, Any]:
     import torch
 
-    try:
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:
-        # Damaged or hostile bytes can raise nearly anything here; all of it means the same to a user.
-        reason = " ".join(str(error).split(".")[0].split())[:160]
-        raise PolicyFileError(f"not a policy file ({type(error).__name__}: {reason})") from None
+    content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise PolicyFileError(f"not a policy file (no format {FORMAT!r} in it)")
     return content
@@ -193,7 +227,7 @@ def _unpickle(data: bytes) -> dict[str, Any]:
 
 def _policy(content: dict[str, Any]) -> PolicyFile:
     for key, ours in (("version", VERSION), ("kind", KIND)):
-        if content.get(key) != ours or type(content.get(key)) is not type(ours):
+        if type(content.get(key)) is not type(ours) or content.get(key) != ours:
             raise PolicyFileError(f"{key} is {_short(content.get(key))}; this FASER reads {ours!r}")
     _check_features(_of(content, "observation", dict))
     actions = _of(content, "actions", dict)
@@ -281,6 +315,8 @@ def _check_plain(value: Any) -> None:
 
 def _short(value: Any) -> str:
     """A value for a message: bounded, on one line, and never the repr of something nested."""
+    if isinstance(value, int) and abs(value) >= 1 << 64:  # Python refuses to print very long ones
+        return "a huge int"
     if value is None or isinstance(value, str | int | float):
-        return repr(value)[:80]
+        return ascii(value)[:80]
     return f"a {type(value).__name__}"

@@ -85,6 +85,15 @@ def test_excluded_requests_stay_out_of_the_shared_estimate() -> None:
     assert t.acceptance < PRIOR
 
 
+def test_the_shared_estimate_is_the_same_with_excluded_requests_beside_the_others() -> None:
+    alone, beside = table(), table()
+    beside.admit(0, context=1, max_tokens=9, arrival=0.0, excluded=True)
+    for _ in range(20):
+        alone.record(np.array([1, 2]), np.array([4, 3]), np.array([1, 3]))
+        beside.record(np.array([0, 1, 2]), np.array([7, 4, 3]), np.array([0, 1, 3]))
+    assert alone.acceptance == beside.acceptance != PRIOR
+
+
 def test_the_shared_estimate_forgets_when_nothing_is_verified() -> None:
     t = table()
     for _ in range(300):

@@ -50,6 +50,12 @@ def test_a_wheel_carries_every_python_file(wheel: Path) -> None:
             assert f"{place}/{path.relative_to(ROOT / folder).as_posix()}" in packed
 
 
+def test_a_wheel_carries_the_live_page_and_the_dashboard(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("faser/live/")}
+    assert packed == {f"faser/live/{path.name}" for path in (ROOT / "faser" / "live").iterdir() if path.is_file()}
+
+
 def test_the_lock_is_exact_and_names_no_host() -> None:
     text = (ROOT / "requirements.lock").read_text()
     pins = [line for line in text.splitlines() if line and not line.startswith("#")]

@@ -122,6 +122,30 @@ def test_of_no_step_and_of_requests_that_cannot_be_told_apart_nothing_is_said() 
     assert alike.gain == pytest.approx(2.0 / 9.0 * without, rel=1e-3)
 
 
+@pytest.mark.parametrize("excluded", [[2], [0, 1, 2]])
+def test_the_tokens_of_excluded_requests_are_no_merit_of_a_length(excluded: list[int]) -> None:
+    table, last, slots = RequestTable(3, capacity=4), LastStep(COST), np.arange(3)
+
+    def seen() -> Observation:
+        return table.observe(slots, COST, now=0.0, waiting=0, kv_usage=0.0, prefill_tokens=0, step_ms=9.0)
+
+    for slot in slots.tolist():
+        table.admit(slot, context=10 + slot, max_tokens=50, arrival=0.0, excluded=slot in excluded)
+    table.draft(slots, np.full((3, MAX_DEPTH), 0.5, np.float32), np.full(3, 4))
+    last.decided(seen(), Decision(np.array([4, 4, 0]), 4))
+    tokens = np.array([5, 3, 1])
+    table.context[slots] += tokens
+    table.generated[slots] += tokens
+    speed = last.speed(seen())
+    if len(excluded) == 3:
+        assert speed is None
+        return
+    assert speed is not None
+    without = COST.step_ms(rows=3, batch=3, context=33)
+    assert (speed.requests, speed.verified) == (3, 4.0)
+    assert speed.gain == pytest.approx(4.0 / 9.0 * without, rel=1e-3)  # the others' mean, in the time of all
+
+
 def steady(policy: Policy, cost: StepCost, rate: float, steps: int, batch: int = 8) -> list[Decision]:
     """A stationary engine: `batch` endless requests whose tokens match with probability `rate`."""
     rng, table, slots = np.random.default_rng(5), RequestTable(batch, capacity=batch), np.arange(batch)

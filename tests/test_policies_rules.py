@@ -48,6 +48,16 @@ def test_ema_moves_with_acceptance_and_does_not_flip_at_the_threshold() -> None:
     assert len(set(depths[1:])) == 1
 
 
+def test_excluded_requests_have_no_say_in_the_tier_of_ema() -> None:
+    policy = make_policy("ema:0.5:0.35:1,3,5,7", FLAT)
+    mixed = observation([[0.5]] * 4, acceptance=0.95)
+    mixed.requests[1:, REQUEST_FEATURES.index("acceptance_fast")] = 0.0
+    mixed.requests[1:, REQUEST_FEATURES.index("excluded")] = 1.0
+    assert [policy.decide(mixed).draft_depth for _ in range(4)][-1] == 7
+    mixed.requests[0, REQUEST_FEATURES.index("excluded")] = 1.0
+    assert policy.decide(mixed).draft_depth == 7  # none is left to judge by: the tier stays
+
+
 def test_ema_verifies_of_each_request_what_its_own_acceptance_bears() -> None:
     policy = make_policy("ema:0.3:0.2:1,2,4,6", FLAT)
     mixed = observation([[0.5] * 6] * 3)

@@ -13,6 +13,7 @@ from faser import policy_command
 from faser.controller import Controller
 from faser.core import LOAD_FEATURES, REQUEST_FEATURES, Capabilities, Observation
 from faser.costs import load_profile
+from faser.live.history import History
 from faser.policies import make_policy
 from faser.serving import admin
 from faser.serving.admin import Engines, RefusedError
@@ -35,7 +36,7 @@ class Core:
             Controller(make_policy("static:2", COST), Capabilities(max_depth=depth), name="static:2")
             for depth in depths
         ]
-        self.controls = [Control(controller, COST, StepMetrics()) for controller in self.controllers]
+        self.controls = [Control(controller, COST, StepMetrics(), History()) for controller in self.controllers]
 
     async def call_utility_all_async(self, _: str, verb: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
         return [control.handle(verb, arguments) for control in self.controls]

@@ -27,7 +27,8 @@ def outputs(server: Server) -> list[list[int]]:
 
 def first_token_acceptance(log: Path) -> float:
     """Of all drafts of which any token was verified, the share whose first one was accepted."""
-    steps = [json.loads(line) for line in log.read_text().splitlines()]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
     judged = [a > 0 for step in steps for v, a in zip(step["verified"], step["accepted"], strict=True) if v]
     assert len(judged) > 100
     return sum(judged) / len(judged)

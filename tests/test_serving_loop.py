@@ -9,7 +9,7 @@ import pytest
 from faser.controller import Controller, ControllerConfig
 from faser.core import MAX_DEPTH, Capabilities, Decision, Observation
 from faser.costs import Curve, StepCost
-from faser.serving.loop import Row, SpeculationLoop
+from faser.serving.loop import Ended, Row, SpeculationLoop
 from faser.serving.step_log import StepLog
 
 COST = StepCost(name="t", device="t", source="t", verify=Curve((1.0,), (8.0,)))
@@ -37,6 +37,10 @@ def row(name: str, drafted: int = 0, generated: int = 1) -> Row:
         excluded=False,
         temperature=0.0,
     )
+
+
+def ended(name: str) -> Ended:
+    return Ended(request_id=name, arrival=0.0, prompt=3, tokens=2, status="abort")
 
 
 def loop(policy: Recorder, *, capacity: int = 4, log: StepLog | None = None) -> SpeculationLoop:
@@ -101,6 +105,33 @@ def test_more_requests_than_slots_are_no_fault() -> None:
     names = [f"r{i}" for i in range(9)]
     assert step(of, [row(name) for name in names], {}).lengths.tolist() == [2] * 9
     assert policy.seen[-1].running == 9
+
+
+def test_two_thousand_requests_that_end_at_any_time_leave_nothing_behind() -> None:
+    """At their end, aborted while they wait, in mid-step, after it; some twice, as a client and a limit may."""
+    rng, of, slots = np.random.default_rng(0), loop(Recorder(), capacity=8), 16
+    live: list[str] = []
+    for n in range(2000):
+        live.append(f"r{n}")
+        if n % 7 == 0:
+            of.finish(ended(f"waits-{n}"))
+        rows = [row(name) for name in live]
+        of.decide(rows, waiting=0, kv_usage=0.0, prefill_tokens=0)
+        while live and (len(live) > 12 or rng.random() < 0.3):
+            of.finish(ended(live.pop(int(rng.integers(len(live))))))
+        of.record(dict.fromkeys(live, (1, 1)), prefill_tokens=0)
+        of.wrote(dict.fromkeys(live, (1, True)))
+        of.draft([row(name, drafted=1) for name in live], np.full((len(live), 1), 0.5, np.float32))
+        if live and rng.random() < 0.5:
+            for _ in range(2):
+                of.finish(ended(live[-1]))
+            live.pop()
+    for name in live:
+        of.finish(ended(name))
+    assert of.tracked == 0
+    assert not of._slot
+    assert not of._first
+    assert sorted(of._free) == [*range(slots)]
 
 
 def test_the_log_has_a_line_for_every_step(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ def look(target: Path, draft: Path, prompts: Sequence[str], tokens: int, referen
         command = [*models, "--policy", f"static:{LENGTH}", "--faser-log", str(log), "--dtype", "bfloat16"]
         with Server([*command, "--served-model-name", "model"], wait_s=600) as server:
             written = asyncio.run(generate(server.url, prompts, tokens=tokens, concurrency=AT_ONCE))
-            steps = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+            lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+            steps = [line for line in lines if line["kind"] == "step"]
             asked = asyncio.run(prompt_ids(server.url, "model", prompts))
             texts = list(zip(asked, reference.written if reference else written, strict=True))
             best = asyncio.run(read(server.url, "model", texts))

@@ -41,8 +41,8 @@ class Steps:
         """
         table = []
         try:
-            for line in log.read_text("utf-8").splitlines()[skip:]:
-                s = json.loads(line)
+            lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+            for s in [line for line in lines if line.get("kind", "step") == "step"][skip:]:
                 rows = s["running"] + sum(s["verified"]) + s["prefill"]
                 if rows > 0 and since <= s.get("t", since) < until:
                     table.append((rows, s["running"], s["depth"], s["context"], s["ms"], s["prefill"]))

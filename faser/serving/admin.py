@@ -4,9 +4,16 @@
     GET  /faser/policy          what is in force, engine by engine
     POST /faser/policy          {"policy": NAME}: swap; all engines or none
     POST /faser/policy/bench    use the fallback length until /faser/policy/unbench, or a swap
+    GET  /faser/ab              the A/B test: its split, what runs now, and how each arm does, engine by engine
+    GET  /faser/ab/records      what it has seen; see `faser.ab.records`
+    GET  /faser/ab/summary      what that comes to; see `faser.ab.report`
+    POST /faser/ab/stop         {"keep": ARM}: that arm's policy alone from now on; all engines or none
+    GET  /faser/live?since=T    the last minutes of all engines, from T (s since the epoch) on
+    GET  /faser/                a page that draws them; see `faser.serving.page`
 
 One decision: they are an ASGI middleware, which vLLM's own `--middleware` puts before its routes in every API process.
-Each asks for `Authorization: Bearer KEY`; to who sends none, or asks from another machine, they do not exist.
+Each but the page asks for `Authorization: Bearer KEY`; to who sends none, or asks from another machine, they do not
+exist.
 """
 
 from __future__ import annotations
@@ -16,16 +23,22 @@ import hmac
 import ipaddress
 import json
 import os
+import time
 import uuid
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from faser.ab.split import Split
 from faser.policies import KNOWN, PolicyError, names_file
+from faser.policies.policy_file import write_atomically
 from faser.serving import policy_dir
+from faser.serving.arm_header import stop_mark
+from faser.serving.page import Summaries, live, page
 from faser.serving.settings import ADMIN_KEY, AdminSettings, Settings
 from faser.serving.state import State, StateError, load, save
 
@@ -50,6 +63,7 @@ class AdminRoutes:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._key = _digest(os.environ[ADMIN_KEY])
+        self._summaries = Summaries()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
@@ -57,29 +71,39 @@ class AdminRoutes:
             return
         request = Request(scope, receive)
         client = request.app.state.engine_client
-        settings = Settings.from_config(dict(client.vllm_config.additional_config)).admin
+        every = Settings.from_config(dict(client.vllm_config.additional_config))
+        settings = every.admin
         assert settings is not None  # `faser serve` gives it with this middleware
+        allowed = settings.remote or _is_here(request)
+        if allowed and request.method in ("GET", "HEAD") and (static := page(scope["path"].removeprefix(PREFIX))):
+            await static(scope, receive, send)
+            return
         given = request.headers.get("authorization")
-        if given is None or not (settings.remote or _is_here(request)):
+        if given is None or not allowed:
             await self._app(scope, receive, send)  # it knows no such route, and says so in its own words
             return
         try:
             if not hmac.compare_digest(_digest(given.removeprefix("Bearer ")), self._key):
                 raise RefusedError(401, "the admin key is wrong")
-            response: Response = JSONResponse(await _answer(request, Engines(client.engine_core), settings))
+            answer = await _answer(request, Engines(client.engine_core), settings, every.split, self._summaries)
+            response: Response = JSONResponse(answer)
         except RefusedError as refusal:
             response = JSONResponse({"error": str(refusal)}, refusal.status)
         await response(scope, receive, send)
 
 
-async def _answer(request: Request, engines: Engines, settings: AdminSettings) -> Any:
+async def _answer(
+    request: Request, engines: Engines, settings: AdminSettings, split: Split | None, summaries: Summaries
+) -> Any:
     match request.method, request.url.path.removeprefix(PREFIX):
         case "GET", "policies":
             return {"rules": KNOWN, "files": policy_dir.listed(Path(settings.policy_dir))}
         case "GET", "policy":
             return {"engines": await engines.ask("status")}
+        case "GET", "live":
+            return live(await engines.ask("live", since=_since(request)))
         case "POST", "policy":
-            name = await _name(request)
+            name = await _name(request, "policy")
             answers = await engines.swap(name, settings)
             _keep(settings, policy=name, benched=False)
             return {"engines": answers}
@@ -87,6 +111,29 @@ async def _answer(request: Request, engines: Engines, settings: AdminSettings) -
             benched = path == "policy/bench"
             answers = await engines.ask("bench", benched=benched)
             _keep(settings, benched=benched)
+            return {"engines": answers}
+        case _, "ab" | "ab/records" | "ab/summary" | "ab/stop":
+            if split is None:
+                raise RefusedError(409, "no A/B test: this server was started without a split")
+            return await _answer_of_test(request, engines, settings, split, summaries)
+    raise RefusedError(404, f"{request.method} {request.url.path}: there is no such route")
+
+
+async def _answer_of_test(
+    request: Request, engines: Engines, settings: AdminSettings, split: Split, summaries: Summaries
+) -> Any:
+    match request.method, request.url.path.removeprefix(PREFIX):
+        case "GET", "ab":
+            return {**_shown(split), "engines": await engines.ask("status")}
+        case "GET", "ab/records":
+            return {**_shown(split), "engines": await engines.ask("records")}
+        case "GET", "ab/summary":
+            return await summaries.get(split, partial(engines.ask, "records"))
+        case "POST", "ab/stop":
+            keep = await _name(request, "keep")
+            answers = await engines.change("prepare_stop", keep=keep)
+            write_atomically(stop_mark(split), keep.encode())
+            _keep(settings, policy=None, split=split, kept=keep)
             return {"engines": answers}
     raise RefusedError(404, f"{request.method} {request.url.path}: there is no such route")
 
@@ -113,8 +160,12 @@ class Engines:
             data = policy_dir.read(Path(settings.policy_dir), name) if names_file(name) else None
         except PolicyError as error:
             raise RefusedError(400, str(error)) from None
+        return await self.change("prepare", policy=name, data=data)
+
+    async def change(self, prepare: str, **arguments: Any) -> list[dict[str, Any]]:
+        """What the verb `prepare` prepares, on all engines or none."""
         token = uuid.uuid4().hex
-        prepared = await self.ask("prepare", token=token, policy=name, data=data)
+        prepared = await self.ask(prepare, token=token, **arguments)
         if refused := [answer for answer in prepared if "error" in answer]:
             await self.ask("drop", token=token)
             raise RefusedError(409 if "busy" in refused[0] else 400, refused[0]["error"])
@@ -124,9 +175,17 @@ class Engines:
         return committed
 
 
-async def _name(request: Request) -> str:
-    """The policy that a request's body asks for."""
-    shape = '{"policy": "NAME"}'
+def _shown(split: Split) -> dict[str, Any]:
+    """kept: the arm that a stop left in force. now: what runs, if it does so by window."""
+    now, mark = time.time(), stop_mark(split)
+    kept = mark.read_text() if mark.exists() else None
+    turn = split.arm_at(now)._asdict() if kept is None and split.unit == "window" else None
+    return {"split": split.to_json(), "kept": kept, "now": turn, "running_s": round(now - split.start, 3)}
+
+
+async def _name(request: Request, what: str) -> str:
+    """The policy, or what else, that a request's body asks for."""
+    shape = f'{{"{what}": "NAME"}}'
     length = request.headers.get("content-length", "")
     if not length.isdecimal() or int(length) > MAX_BODY:
         raise RefusedError(413, f"content-length is {length[:20]!r}; allowed: up to {MAX_BODY} bytes")
@@ -134,9 +193,18 @@ async def _name(request: Request) -> str:
         body = json.loads(await request.body())
     except ValueError:
         raise RefusedError(400, f"the body is no JSON; expected {shape}") from None
-    if not isinstance(body, dict) or set(body) != {"policy"} or not isinstance(body["policy"], str):
+    if not isinstance(body, dict) or set(body) != {what} or not isinstance(body[what], str):
         raise RefusedError(400, f"the body is not {shape}")
-    return body["policy"]
+    name: str = body[what]
+    return name
+
+
+def _since(request: Request) -> float:
+    text = request.query_params.get("since", "0")
+    try:
+        return float(text)
+    except ValueError:
+        raise RefusedError(400, f"since is {text[:20]!r}; allowed: seconds since the epoch") from None
 
 
 def _keep(settings: AdminSettings, **changes: Any) -> None:

@@ -12,14 +12,19 @@ from unittest.mock import patch
 import torch
 from vllm.platforms import current_platform
 
-from faser.serving.loop import Row
+from faser.serving.loop import Ended, Row
 
 if TYPE_CHECKING:
     from vllm.config import CompilationConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
+
+
+MARK = "faser_assigned"
+"""What `mark_requests` says is under this name in vLLM's extra arguments of a request."""
 
 
 def worker_base() -> type[Any]:
@@ -87,6 +92,31 @@ def answer_control() -> None:
     EngineCore.faser_control = faser_control  # type: ignore[attr-defined]  # ours
 
 
+def mark_requests(mark: Callable[[], dict[str, Any] | None]) -> None:
+    """Have every request that this API process sends to an engine carry what `mark` says, for `assigned`.
+
+    Clients neither see it nor can say it. It is asked in the task of the HTTP request, so it may read its context.
+    """
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    own = InputProcessor.assign_request_id
+
+    def assign(request: Any) -> None:
+        own(request)
+        if (said := mark()) is not None and request.sampling_params is not None:
+            params = request.sampling_params  # this request's own
+            params.extra_args = {**(params.extra_args or {}), MARK: said}
+
+    InputProcessor.assign_request_id = staticmethod(assign)  # type: ignore[method-assign]
+
+
+def assigned(request: Request) -> dict[str, Any] | None:
+    """What the API process marked the request with."""
+    extra = request.sampling_params.extra_args if request.sampling_params else None
+    said = extra.get(MARK) if extra else None
+    return said if isinstance(said, dict) else None  # vLLM takes no dict from a client
+
+
 def use_full_graphs(config: CompilationConfig) -> None:
     """Run ragged batches in full CUDA graphs: vLLM's default has them for batches of one length only.
 
@@ -137,6 +167,12 @@ def capture_too(runner: Any, capture: Callable[[], None]) -> None:
     runner.capture_model = both
 
 
+def engine_index(scheduler: Scheduler) -> int:
+    """Which of several data-parallel engines this is; 0 of one. (For dense models vLLM sets their rank back to 0.)"""
+    index: int = scheduler.vllm_config.parallel_config.data_parallel_index
+    return index
+
+
 def decoding(scheduler: Scheduler) -> list[Request]:
     """Running requests past their prefill."""
     return [r for r in scheduler.running if not r.is_prefill_chunk]
@@ -168,13 +204,56 @@ def row(request: Request) -> Row:
     )
 
 
-def excluded(request: Request) -> bool:
-    """Whether the request is sampled under rules that make its acceptance say nothing about others'."""
+def written(outputs: dict[int, EngineCoreOutputs]) -> dict[str, tuple[int, bool]]:
+    """Request id -> (tokens that a step added to its output, whether it goes on)."""
+    every = [out for client in outputs.values() for out in client.outputs]
+    return {out.request_id: (len(out.new_token_ids), out.finish_reason is None) for out in every}
+
+
+def ended(request: Request, *, texts: bool) -> Ended:
+    """A finished request as the loop logs it; `texts`: with its tokens, if a tape may be made of them."""
+    return Ended(
+        request_id=request.request_id,
+        arrival=request.arrival_time,
+        prompt=request.num_prompt_tokens,
+        tokens=request.num_output_tokens,
+        status=str(request.get_finished_reason()),
+        excluded=excluded(request),
+        texts=_texts(request) if texts and not excluded(request) else {},
+    )
+
+
+def _texts(request: Request) -> dict[str, Any]:
+    """Of a request of tokens alone: images and ready-made embeddings are no text."""
     p = request.sampling_params
-    if request.use_structured_output or p is None:
+    if p is None or request.prompt_token_ids is None or request.prompt_embeds is not None or request.mm_features:
+        return {}
+    return {
+        "prompt_ids": list(request.prompt_token_ids),
+        "output_ids": list(request.output_token_ids),
+        "temperature": p.temperature,
+        "max_tokens": request.max_tokens,
+    }
+
+
+def excluded(request: Request) -> bool:
+    """Whether the request is sampled under rules that make its acceptance say nothing about others'.
+
+    Rows are made twice a step and the rules never change, so the answer is kept with the request.
+    """
+    known: bool | None = getattr(request, "faser_excluded", None)
+    if known is None:
+        known = request.faser_excluded = _excluded(request)  # type: ignore[attr-defined]  # ours
+    return known
+
+
+def _excluded(request: Request) -> bool:
+    p = request.sampling_params
+    if p is None or request.use_structured_output or request.lora_request:
         return True
     penalised = p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1.0
-    return bool(penalised or p.logit_bias or p.bad_words or p.allowed_token_ids or p.min_tokens)
+    ruled = p.logit_bias or p.bad_words or p.allowed_token_ids or p.min_p or p.min_tokens
+    return bool(penalised or ruled or p.thinking_token_budget is not None)
 
 
 def verdicts(scheduled: SchedulerOutput, output: ModelRunnerOutput) -> dict[str, tuple[int, int]]:

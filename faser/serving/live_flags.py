@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,4 +83,4 @@ def kept(admin: AdminSettings | None) -> State:
     except (StateError, PolicyError) as error:
         raise UsageError(f"--faser-state: {error}") from None
     print(f"faser serve: {state.policy} was swapped in before the restart and goes on", file=sys.stderr)
-    return State(policy=policy, benched=state.benched)
+    return replace(state, policy=policy)

@@ -11,7 +11,10 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from faser.controller import Tally
-from faser.core import MAX_DEPTH, StepOutcome
+from faser.core import MAX_DEPTH, Ints, StepOutcome
+
+FALLBACKS = ("benched", "deadline", "nan", "raised", "range", "shape")
+"""Reasons that are there from the start: the first of a kind would otherwise be no increase."""
 
 DECISION_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1)
 
@@ -26,6 +29,8 @@ class StepMetrics:
         self._fallbacks = Counter(
             "faser:fallbacks", "Steps that used the fallback length, by reason.", ["reason"], registry=own
         )
+        for reason in FALLBACKS:
+            self._fallbacks.labels(reason)
         self._seconds = Histogram(
             "faser:decision_seconds", "Time to a decision.", buckets=DECISION_BUCKETS, registry=own
         )
@@ -45,7 +50,16 @@ class StepMetrics:
         self._info = Gauge(
             "faser:policy_info", "1 for the policy in force.", ["policy"], multiprocess_mode="livemax", registry=own
         )
+        self._arm_rows = Counter("faser:arm_request_steps", "Request-steps by arm of the test.", ["arm"], registry=own)
+        self._arm_verified = Counter(
+            "faser:arm_verified_tokens", "Drafted tokens verified, by arm.", ["arm"], registry=own
+        )
+        self._arm_accepted = Counter(
+            "faser:arm_accepted_tokens", "Drafted tokens accepted, by arm.", ["arm"], registry=own
+        )
         self._policy: str | None = None
+        self._lost = Counter("faser:log_lines_lost", "Lines that the decision log could not write.", registry=own)
+        self._seen_lost = 0
         self._seen_decisions = 0
         self._seen_fallbacks: dict[str, int] = {}
 
@@ -72,9 +86,21 @@ class StepMetrics:
         self._verified.inc(float(outcome.verified.sum()))
         self._accepted.inc(float(outcome.accepted.sum()))
 
+    def count_arm(self, arm: str, verified: Ints, accepted: Ints) -> None:
+        """Add a step's request-steps of one arm of a test, [n] by those of its requests."""
+        self._arm_rows.labels(arm).inc(len(verified))
+        self._arm_verified.labels(arm).inc(float(verified.sum()))
+        self._arm_accepted.labels(arm).inc(float(accepted.sum()))
+
     def count_drafted(self, tokens: int) -> None:
         """Add tokens that the draft proposed."""
         self._drafted.inc(tokens)
+
+    def count_lost(self, lines: int) -> None:
+        """Add what `lines`, all that the log has lost so far, has gained since the last call."""
+        if lines > self._seen_lost:
+            self._lost.inc(lines - self._seen_lost)
+            self._seen_lost = lines
 
     def set_policy(self, name: str) -> None:
         """Which policy is in force."""

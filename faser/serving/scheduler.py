@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from faser.ab.arms import ArmedController
 from faser.acceptance import load_predictor
 from faser.controller import Controller
 from faser.core import Capabilities
-from faser.costs import load_profile
+from faser.costs import StepCost, load_profile
 from faser.policies import make_policy, names_file
 from faser.serving import compat
 from faser.serving.control import Control
 from faser.serving.loop import SpeculationLoop
 from faser.serving.settings import Settings
-from faser.serving.step_log import StepLog
+from faser.serving.step_log import open_log
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -38,18 +39,35 @@ class FaserScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         settings = Settings.from_config(dict(self.vllm_config.additional_config))  # type: ignore[arg-type]  # a dict here
         cost = load_profile(settings.profile)
-        capabilities = Capabilities(max_depth=self.num_spec_tokens)
-        name = Path(settings.policy).name if names_file(settings.policy) else settings.policy
-        controller = Controller(make_policy(settings.policy, cost), capabilities, settings.controller, name)
-        controller.bench(settings.benched)
-        log = StepLog(Path(settings.log)) if settings.log else None
+        controller: Controller | ArmedController
+        if settings.split is None:
+            self.arms = None
+            controller = self._controller(settings.policy, cost, settings)
+        else:
+            controllers = {arm.name: self._controller(arm.policy, cost, settings) for arm in settings.split.arms}
+            self.arms = controller = ArmedController(settings.split, controllers)
+        log = open_log(settings, compat.engine_index(self))
+        self._log_prompts = log is not None and settings.log_prompts
         predictor = load_predictor(settings.predictor) if settings.predictor else None
-        self.faser = SpeculationLoop(controller, cost, capacity=self.max_num_running_reqs, log=log, predictor=predictor)
-        self.control = Control(controller, cost, self.faser.metrics)
+        capacity = self.max_num_running_reqs
+        self.faser = SpeculationLoop(controller, cost, capacity=capacity, log=log, predictor=predictor, arms=self.arms)
+        self.control = Control(controller, cost, self.faser.metrics, self.faser.history, self.arms)
         compat.answer_control()
         self._decoding: set[str] = set()
         if self.num_spec_tokens:
             compat.allow_ragged_drafts(self)
+
+    def _controller(self, policy: str, cost: StepCost, settings: Settings) -> Controller:
+        name = Path(policy).name if names_file(policy) else policy
+        capabilities = Capabilities(max_depth=self.num_spec_tokens)
+        controller = Controller(make_policy(policy, cost), capabilities, settings.controller, name)
+        controller.bench(settings.benched)
+        return controller
+
+    def add_request(self, request: Request) -> None:
+        if self.arms is not None:
+            self.arms.arrive(request.request_id, compat.assigned(request), request.arrival_time)
+        super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         requests = compat.decoding(self)
@@ -73,12 +91,18 @@ class FaserScheduler(Scheduler):
             compat.verdicts(scheduler_output, model_runner_output),
             prefill_tokens=compat.prefilled(scheduler_output, self._decoding),
         )
-        return super().update_from_output(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self.faser.wrote(compat.written(outputs))
+        return outputs
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         super().update_draft_token_ids(draft_token_ids)  # a grammar may cut some
         self.faser.end_of_drafting()
         known = [(i, self.requests.get(r)) for i, r in enumerate(draft_token_ids.req_ids)]
+        if self.arms is not None:
+            for _, request in known:
+                if request is not None and (depth := self.arms.depth_of(request.request_id)) is not None:
+                    del request.spec_token_ids[depth:]
         live = [(i, r) for i, r in known if r is not None and r.spec_token_ids]
         if not live:
             return
@@ -88,7 +112,7 @@ class FaserScheduler(Scheduler):
         self.faser.draft([compat.row(r) for _, r in live], confidence[[i for i, _ in live]])
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self.faser.forget(request.request_id)
+        self.faser.finish(compat.ended(request, texts=self._log_prompts))
         return super()._free_request(request, *args, **kwargs)
 
     def shutdown(self) -> None:

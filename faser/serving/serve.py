@@ -26,7 +26,7 @@ from faser.machine import cpu
 from faser.models import ModelError, Pair, known_models, match, prepare, resolve
 from faser.policies import KNOWN, PolicyError, make_policy
 from faser.policies.learned import LearnedPolicy
-from faser.serving import live_flags
+from faser.serving import live_flags, log_flags, split_flags
 from faser.serving.settings import Settings, UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ DEFAULT_PROFILE = "h200-llama2-13b"
 SCHEDULER = "faser.serving.scheduler.FaserScheduler"
 WORKER = "faser.serving.worker.FaserWorker"
 ADMIN = "faser.serving.admin.AdminRoutes"
+ARM_HEADER = "faser.serving.arm_header.ArmHeader"
 GIB = 1 << 30
 
 CPU_DEFAULTS: dict[str, Any] = {
@@ -55,6 +56,7 @@ def main(argv: list[str]) -> int:
             args = build_parser().parse_args(argv)
             configure(args)
             _check_port(args)
+            split_flags.begin(Settings.from_config(args.additional_config))
         except (UsageError, ModelError, PolicyError) as error:
             print(f"faser serve: {error}", file=sys.stderr)
             return 2
@@ -88,7 +90,13 @@ def build_parser() -> FlexibleArgumentParser:
     group = parser.add_argument_group("FASER", "Which policy decides how far to speculate, and its limits.")
     limits = ControllerConfig()
     policies = "; ".join(f"{name}: {what}" for name, what in KNOWN.items())
-    group.add_argument("--policy", default=None, help=f"{policies}. Default: the learned policy of this release.")
+    group.add_argument(
+        "--policy",
+        action="append",
+        default=None,
+        help=f"{policies}. Default: the learned policy of this release. Several, each ARM=POLICY, are an A/B test.",
+    )
+    split_flags.add(group)
     group.add_argument(
         "--faser-profile",
         default=None,
@@ -113,7 +121,7 @@ def build_parser() -> FlexibleArgumentParser:
         "--faser-bench-after", type=int, default=limits.bench_after, help="Faults in a row that bench a policy."
     )
     live_flags.add(group)
-    group.add_argument("--faser-log", default=None, help="Append a JSON line for every engine step to this file.")
+    log_flags.add(group)
     return parser
 
 
@@ -131,12 +139,13 @@ def configure(args: Namespace) -> None:
     name = args.model_tag or _model_option(args) or DEFAULT_MODEL
     pair = resolve(name)
     settings = _settings(args, pair)
-    policy = make_policy(settings.policy, load_profile(settings.profile))  # refuses here, not in the engine
+    cost = load_profile(settings.profile)
+    policies = [make_policy(policy, cost) for policy in settings.policies]  # refuses here, not in the engine
     pair = prepare(name, progress=True)
     draft = args.spec_model or pair.draft
-    if settings.policy != "none":
+    if settings.speculates:
         _refuse_draft(pair, draft)
-        _warn(_doubts(pair, draft, policy, settings.profile))
+        _warn(_doubts(pair, draft, policies, settings.profile))
     if name in known_models():
         _set_defaults(args, served_model_name=[name])
     if name == DEFAULT_MODEL and _on_cpu():
@@ -144,17 +153,19 @@ def configure(args: Namespace) -> None:
     if not _on_cpu() and args.compilation_config.cudagraph_mode is None:
         compat.use_full_graphs(args.compilation_config)
     args.model_tag = args.model = str(pair.target)
-    _speculate(args, draft, depth, settings.policy)
+    _speculate(args, draft, depth if settings.speculates else 0)
     args.scheduler_cls, args.worker_cls = SCHEDULER, WORKER
     if settings.admin is not None:
         args.middleware = [*args.middleware, ADMIN]
+    if settings.split is not None:
+        args.middleware = [*args.middleware, ARM_HEADER]
     args.async_scheduling = False
     args.additional_config = {**(args.additional_config or {}), **settings.to_config()}
 
 
-def _speculate(args: Namespace, draft: Any, depth: int, policy: str) -> None:
+def _speculate(args: Namespace, draft: Any, depth: int) -> None:
     args.spec_model = args.spec_tokens = None
-    if policy != "none":  # that has no draft at all: what a server without speculation costs
+    if depth:  # else there is no draft at all: what a server without speculation costs
         args.speculative_config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": depth}
 
 
@@ -166,14 +177,15 @@ def _refuse_draft(pair: Pair, draft: Path | str | None) -> None:
     match.refuse_vocabularies(pair.target, draft)
 
 
-def _doubts(pair: Pair, draft: Path | str | None, policy: Policy, profile: str) -> Iterator[str]:
+def _doubts(pair: Pair, draft: Path | str | None, policies: list[Policy], profile: str) -> Iterator[str]:
     """What does not belong together, though it can be served: it costs speed only."""
     if draft is not None and (differ := match.renumbered(pair.target, draft)):
         yield differ
     if other := match.foreign_profile(load_profile(profile), _device()):
         yield f"{other}, and give it with --faser-profile"
-    if isinstance(policy, LearnedPolicy) and (other := match.untrained(policy.file.training, pair)):
-        yield f"the policy {other}"
+    for policy in policies:
+        if isinstance(policy, LearnedPolicy) and (other := match.untrained(policy.file.training, pair)):
+            yield f"the policy {other}"
 
 
 def _warn(doubts: Iterator[str]) -> None:
@@ -202,25 +214,17 @@ def _settings(args: Namespace, pair: Pair) -> Settings:
         raise UsageError(str(error)) from None
     admin = live_flags.admin(args)
     kept = live_flags.kept(admin)
+    split, policy = split_flags.chosen(args, kept)
     return Settings(
-        policy=kept.policy or args.policy or str(SHIPPED_POLICY),
+        policy=policy or str(SHIPPED_POLICY),
+        split=split,
         profile=str(profile),
         predictor=predictor,
-        log=_log_file(args.faser_log),
-        benched=kept.benched,
+        benched=kept.benched and (split is None or split == kept.split),
         admin=admin,
         controller=controller,
+        **log_flags.settings(args),
     )
-
-
-def _log_file(path: str | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        with Path(path).open("a"):
-            return str(Path(path).resolve())
-    except OSError as error:
-        raise UsageError(f"--faser-log {path!r} cannot be written: {error.strerror}") from None
 
 
 def _refuse_conflicts(args: Namespace) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ class AskedController(Controller):
         self._connection, self._scheduler = connection, scheduler
         self.rows: list[str] = []
 
-    def decide(self, observation: Observation) -> Decision:
+    def decide(self, observation: Observation, _requests: Sequence[str] = ()) -> Decision:
         """As the other side says."""
         self.rows = [request.request_id for request in compat.decoding(self._scheduler)]
         self._connection.send(Seen(observation, self.rows, self._scheduler.get_request_counts()[1]))

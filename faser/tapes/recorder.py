@@ -25,6 +25,7 @@ from faser.tapes.tape import PACKED, PLAIN, Tape, TapeError
 if TYPE_CHECKING:
     import torch
 
+    from faser.tapes.from_log import Logged
     from faser.tapes.generation import Request
 
 DTYPES = ("float32", "bfloat16")
@@ -45,14 +46,22 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--target", required=True, type=Path, metavar="DIR", help="Hugging Face directory of the target")
     add("--draft", required=True, type=Path, metavar="DIR", help="Hugging Face directory of the draft")
-    add("--prompts", required=True, type=Path, metavar="FILE", help='lines of {"domain": ..., "prompt": ...}')
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompts", type=Path, metavar="FILE", help='lines of {"domain": ..., "prompt": ...}')
+    source.add_argument(
+        "--from-log",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="what a server of these models was asked and answered: its --faser-log, kept with --faser-log-prompts "
+        "(FILE.1 and so on are read with FILE; with several engines, name FILE.dp1 and so on too)",
+    )
     add("--out", required=True, type=Path, metavar="FILE", help=f"tape to write: NAME{PLAIN} or NAME{PACKED}")
-    add("--temperature", nargs="+", type=float, default=[0.0], metavar="T", help="each prompt once at each (default 0)")
+    add("--temperature", nargs="+", type=float, metavar="T", help="each prompt once at each (default 0)")
     add(
         "--max-tokens",
         nargs=2,
         type=int,
-        default=[64, 384],
         metavar=("LOW", "HIGH"),
         help="longest output, drawn for each request whose prompt does not say (default 64 384)",
     )
@@ -88,6 +97,9 @@ def main(argv: list[str]) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """TapeError for what can be known before a model is loaded."""
+    if args.from_log is not None and (args.temperature or args.max_tokens):
+        raise TapeError("--from-log has its own temperatures and limits: leave out --temperature and --max-tokens")
+    args.temperature, args.max_tokens = args.temperature or [0.0], args.max_tokens or [64, 384]
     low, high = args.max_tokens
     if not 1 <= low <= high:
         raise TapeError(f"--max-tokens is {low} {high}; allowed: LOW from 1 on, HIGH from LOW on")
@@ -102,45 +114,63 @@ def _check(args: argparse.Namespace) -> None:
         raise TapeError(f"--out is {args.out}; there is no folder {args.out.parent}")
     if not args.out.name.endswith((PLAIN, PACKED)):
         raise TapeError(f"--out is {args.out}; allowed: NAME{PLAIN} or NAME{PACKED}")
-    sizes = [_vocabulary(name, getattr(args, name)) for name in ("target", "draft")]
+    sizes = [_size(name, getattr(args, name), "vocab_size") for name in ("target", "draft")]
     if sizes[0] != sizes[1]:
         raise TapeError(f"vocabularies differ: --target has {sizes[0]} tokens, --draft has {sizes[1]}")
 
 
-def _vocabulary(name: str, directory: Path) -> int:
-    """Size of the vocabulary of a model directory. TapeError: it is none."""
+def _size(name: str, directory: Path, key: str) -> int:
+    """A number in the configuration of a model directory. TapeError: it is none."""
     try:
-        return int(json.loads((directory / "config.json").read_text("utf-8"))["vocab_size"])
+        return int(json.loads((directory / "config.json").read_text("utf-8"))[key])
     except (OSError, ValueError, KeyError, TypeError):
-        raise TapeError(
-            f"--{name} is {directory}; that is no model directory: no config.json with a vocab_size"
-        ) from None
+        raise TapeError(f"--{name} is {directory}; that is no model directory: no config.json with a {key}") from None
 
 
 def _record(args: argparse.Namespace) -> Tape:
     """Load the models, record, and say whose tape it is."""
     import torch
 
+    from faser.tapes.from_log import check_target
     from faser.tapes.recording import record
 
     marks = function(args.target), function(args.draft)
-    prompts = read_prompts(args.prompts)
+    prompts = read_prompts(args.prompts) if args.prompts else []
+    logged = _logged(args) if args.from_log else None
     device = _device(args.device)
     tokenizer = _tokenizer(args.target, args.draft)
     target, draft = (_model(name, getattr(args, name), args.dtype, device) for name in ("target", "draft"))
-    requests = _requests(prompts, tokenizer, args, target.config.max_position_embeddings)
     layers = _layers(args.layers, target.config.num_hidden_layers)
-    how = " and ".join(f"{t:g}" for t in args.temperature)
-    source = (
-        f"{args.target.name} with draft {args.draft.name}, {args.prompts.name}, temperature {how}, {args.dtype} on "
-        f"{device.type}, limits {args.max_tokens[0]} to {args.max_tokens[1]} tokens, seed {args.seed}"
-    )
+    if logged is None:
+        requests, outputs = _requests(prompts, tokenizer, args, target.config.max_position_embeddings), None
+    else:
+        check_target(target, logged)
+        requests, outputs = logged.requests, logged.outputs
     batch = args.batch or BATCH[device.type]
+    how = {"batch": batch, "seed": args.seed, "source": _source(args, device.type)}
     try:
-        tape = record(target, draft, requests, layers=layers, batch=batch, seed=args.seed, source=source)
+        tape = record(target, draft, requests, layers=layers, outputs=outputs, **how)
     except torch.OutOfMemoryError:
         raise TapeError(f"--batch is {batch}: more than the memory of {device} holds; a smaller one may do") from None
     return replace(tape, target=marks[0], draft=marks[1])
+
+
+def _logged(args: argparse.Namespace) -> Logged:
+    from faser.tapes.from_log import read_log
+
+    longest = _size("target", args.target, "max_position_embeddings")
+    logged = read_log(args.from_log, vocabulary=_size("target", args.target, "vocab_size"), longest=longest)
+    print(f"faser record: {logged}", file=sys.stderr)
+    return logged
+
+
+def _source(args: argparse.Namespace, device: str) -> str:
+    """How the tape is made, for people."""
+    models, where = f"{args.target.name} with draft {args.draft.name}", f"{args.dtype} on {device}"
+    if args.from_log:
+        return f"{models}, as a server was asked and answered: {', '.join(p.name for p in args.from_log)}, {where}"
+    (low, high), how = args.max_tokens, " and ".join(f"{t:g}" for t in args.temperature)
+    return f"{models}, {args.prompts.name}, temperature {how}, {where}, limits {low} to {high} tokens, seed {args.seed}"
 
 
 def _device(name: str) -> torch.device:

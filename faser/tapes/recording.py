@@ -24,11 +24,23 @@ GROUP = 8192
 
 
 def record(
-    target: Any, draft: Any, requests: Sequence[Request], *, layers: tuple[int, ...], batch: int, seed: int, source: str
+    target: Any,
+    draft: Any,
+    requests: Sequence[Request],
+    *,
+    layers: tuple[int, ...],
+    batch: int,
+    seed: int,
+    source: str,
+    outputs: Sequence[list[int]] | None = None,
 ) -> Tape:
-    """The tape of two Hugging Face causal models with one vocabulary on one device. Fingerprints are left empty."""
-    with tqdm(total=len(requests), desc="target writes", unit=" requests") as bar:
-        outputs = generate(target, requests, batch=batch, seed=seed, advance=bar.update)
+    """The tape of two Hugging Face causal models with one vocabulary on one device. Fingerprints are left empty.
+
+    outputs: what the target has written, token ids for each of `requests`; None: it is to write now.
+    """
+    if outputs is None:
+        with tqdm(total=len(requests), desc="target writes", unit=" requests") as bar:
+            outputs = generate(target, requests, batch=batch, seed=seed, advance=bar.update)
     texts = [r.prompt + output for r, output in zip(requests, outputs, strict=True)]
     offsets = np.concatenate(([0], np.cumsum([len(o) for o in outputs])))
     total = int(offsets[-1])
