@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import lzma
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from faser.models.fingerprint import fingerprint  # noqa: E402
 from faser.tapes import Tape, TapeError, load_tape  # noqa: E402
 from faser.tapes import recorder as recorder_module  # noqa: E402
 from faser.tapes.generation import Request, batches, generate  # noqa: E402
+from faser.tapes.prompts import PROMPTS as SHIPPED  # noqa: E402
 from faser.tapes.prompts import Prompt, read_prompts  # noqa: E402
 from faser.tapes.recorder import main  # noqa: E402
 from faser.tapes.recording import record  # noqa: E402
@@ -162,6 +165,19 @@ def test_bad_prompt_files_name_the_line(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(TapeError, match="holds no prompts"):
         read_prompts(path)
+    packed = tmp_path / "p.jsonl.xz"
+    packed.write_bytes(lzma.compress(good.encode()))
+    assert read_prompts(packed) == [Prompt("a", "b", 7)]
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(TapeError, match=r"no whole \.xz file"):
+        read_prompts(packed)
+
+
+def test_the_shipped_prompts_are_a_thousand_of_five_domains() -> None:
+    prompts = read_prompts(SHIPPED)
+    assert Counter(prompt.domain for prompt in prompts) == dict.fromkeys(
+        ("chat", "code", "maths", "qa", "summarisation"), 200
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,16 @@
-"""Prompt files: lines of {"domain": ..., "prompt": ..., "max_tokens": ...}, the last one optional."""
+"""Prompt files: lines of {"domain": ..., "prompt": ..., "max_tokens": ...}, the last optional; .xz: compressed."""
 
 from __future__ import annotations
 
 import json
+import lzma
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from faser.tapes.tape import TapeError
 
-PROMPTS = Path(__file__).with_name("prompts.jsonl")
+PROMPTS = Path(__file__).with_name("prompts.jsonl.xz")
 """The shipped ones: 1,000 of five domains, written for this project."""
 
 
@@ -23,9 +24,15 @@ class Prompt:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a .jsonl file. TapeError names the line that is wrong. OSError: no such file."""
+    """The prompts of a .jsonl or .jsonl.xz file. TapeError names the line that is wrong. OSError: no such file."""
+    content = path.read_bytes()
+    if path.suffix == ".xz":
+        try:
+            content = lzma.decompress(content)
+        except (lzma.LZMAError, EOFError) as error:
+            raise TapeError(f"{path} is no whole .xz file: {error}") from None
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(content.decode("utf-8").splitlines(), start=1):
         if line.strip():
             try:
                 prompts.append(_prompt(json.loads(line)))
