@@ -2,12 +2,16 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 
+from faser.ab.records import Records
+from faser.ab.simulated import lines, split_of
 from faser.serving.admin import AdminRoutes
+from faser.serving.page import Summaries
 from faser.serving.settings import ADMIN_KEY, AdminSettings, Settings
 
 KEY = "an-admin-key-of-a-test"
@@ -51,3 +55,24 @@ def test_there_is_no_test_to_sum_up_without_a_split(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(ADMIN_KEY, KEY)
     answer = answers("127.0.0.1", "/faser/ab/summary", remote=False, key=KEY)
     assert (answer.status_code, "no A/B test" in answer.json()["error"]) == (409, True)
+
+
+def test_many_who_look_at_a_test_cost_the_engines_one_question() -> None:
+    split, asked, engines = split_of(), [], []
+    for seed in (0, 1):
+        engines.append(Records())
+        for line in lines(split, 20, seed):
+            engines[-1].add(line)
+
+    async def records() -> list[dict[str, Any]]:
+        asked.append(1)
+        return [each.to_json() for each in engines]
+
+    async def look() -> list[dict[str, Any]]:
+        summaries = Summaries()
+        return await asyncio.gather(*(summaries.get(split, records) for _ in range(5)))
+
+    first, *others = asyncio.run(look())
+    assert len(asked) == 1
+    assert all(each == first for each in others)
+    assert sum(arm["requests"] for arm in first["arms"]) == sum(len(each.requests) for each in engines)

@@ -5,7 +5,8 @@
 
 In a round every prompt is asked once, `--streams` at a time; in every other one a policy is swapped in every
 `--every` seconds, so that each request spans swaps. The policy is always the same rule, so a swap changes nothing but
-the policy's object and thread, and what is left is the cost of swapping. Which round of a pair comes first is drawn.
+the policy's object and thread. In the rounds between, as often, the server is only asked which policy is in force: what
+a request over HTTP takes from two cores is in both. Which round of a pair comes first is drawn.
 """
 
 from __future__ import annotations
@@ -57,18 +58,21 @@ def ratio(swapped: Times, quiet: Times, q: float, seed: int = 0) -> Ratio:
 
 
 @contextmanager
-def swapping(url: str, key: str, policy: str, every_s: float) -> Iterator[list[float]]:
-    """While open, swap `policy` in every `every_s`; yields how long each swap took, s."""
+def asking(url: str, key: str, policy: str | None, every_s: float) -> Iterator[list[float]]:
+    """While open, swap `policy` in every `every_s`, or with None ask which it is; yields how long each took, s."""
     took: list[float] = []
     done = threading.Event()
 
-    def swap() -> None:
+    def repeat() -> None:
         while not done.wait(every_s):
             started = time.perf_counter()
-            ask(url, key, "POST", "policy", {"policy": policy})
+            if policy is None:
+                ask(url, key, "GET", "policy")
+            else:
+                ask(url, key, "POST", "policy", {"policy": policy})
             took.append(time.perf_counter() - started)
 
-    thread = threading.Thread(target=swap)
+    thread = threading.Thread(target=repeat)
     thread.start()
     try:
         yield took
@@ -93,12 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         one_round(server.url)  # prompts are in the prefix cache from here on
         for pair in range(args.pairs):
             for swapped in rng.permutation([True, False]).tolist():
-                if swapped:
-                    with swapping(server.url, key, args.policy, args.every) as took:
-                        times[True].append(one_round(server.url))
-                    swaps += took
-                else:
-                    times[False].append(one_round(server.url))
+                with asking(server.url, key, args.policy if swapped else None, args.every) as took:
+                    times[swapped].append(one_round(server.url))
+                swaps += took if swapped else []
             print(f"pair {pair + 1} of {args.pairs}: {len(swaps)} swaps so far", file=sys.stderr, flush=True)
     return _report(times, swaps, args)
 
@@ -123,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pairs", type=whole, default=12, help="pairs of rounds (default: %(default)s)")
     parser.add_argument("--streams", type=whole, default=32, help="requests at once (default: %(default)s)")
     parser.add_argument("--tokens", type=whole, default=48, help="of each answer (default: %(default)s)")
-    parser.add_argument("--every", type=positive, default=0.25, help="seconds between swaps (default: %(default)s)")
+    parser.add_argument("--every", type=positive, default=0.25, help="seconds between two (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the order of rounds (default: %(default)s)")
     return parser
 
