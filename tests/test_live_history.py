@@ -12,7 +12,7 @@ def outcome(seconds: float, verified: list[int], accepted: list[int], depth: int
 
 
 def add(history: History, step: StepOutcome, start: float, policy: str = "p", arm: str = "") -> None:
-    history.add(step, start, waiting=3, kv_usage=0.5, policy=policy, arm=arm)
+    history.add(step, start, written=5, waiting=3, kv_usage=0.5, policy=policy, arm=arm)
 
 
 def test_a_step_adds_its_time_to_the_seconds_that_it_took_and_the_rest_to_its_last() -> None:
@@ -24,7 +24,7 @@ def test_a_step_adds_its_time_to_the_seconds_that_it_took_and_the_rest_to_its_la
     assert [s["running"] for s in (first, second, third)] == pytest.approx([1.5, 3.0, 1.5])
     assert [s["waiting"] for s in (first, second, third)] == pytest.approx([1.5, 3.0, 1.5])
     assert [s["kv"] for s in (first, second, third)] == pytest.approx([0.25, 0.5, 0.25])
-    assert (third["steps"], third["prompt"], third["depth"], third["accepted"]) == (1, 7, 4, 3)
+    assert [third[name] for name in ("steps", "prompt", "written", "depth", "accepted")] == [1, 7, 5, 4, 3]
     assert third["lengths"] == [1, 0, 2, 0, 0, 0, 0, 0]
     assert first["steps"] == 0
     assert first["lengths"] == [0] * 8

@@ -88,6 +88,9 @@ def test_the_last_minutes_are_the_counters_of_metrics(server: Server) -> None:
     assert {str(k): sum(s["lengths"][k] for s in seconds) for k in range(8)} == by_length
     assert sum(by_length.values()) > 30
     assert sum(s["accepted"] for s in seconds) == counts.total("faser:accepted_tokens_total") > 0
+    vllm = server.metrics("vllm:")
+    after_the_first = vllm.total("vllm:generation_tokens_total") - vllm.total("vllm:request_success_total")
+    assert 0 <= after_the_first - sum(s["written"] for s in seconds) <= 8  # the last step is told when another begins
     assert sum(s["steps"] for s in seconds) >= counts.total("faser:steps_total")
     assert all(0 <= s["busy"] <= 1.001 and s["running"] <= 6.01 for s in seconds)
     assert {s["arm"] for s in seconds} <= {"a", "b"} | {""}

@@ -11,12 +11,12 @@ function figures(from, to) {
   const total = (name) => sum(found.map((s) => s[name]));
   const lengths = found.length ? found[0].lengths.map((_, k) => sum(found.map((s) => s.lengths[k]))) : [];
   const rows = sum(lengths), verified = sum(lengths.map((n, k) => n * k));
-  const accepted = total("accepted"), span = to - from;
+  const accepted = total("accepted"), written = total("written"), span = to - from;
   return {
     t: from, running: total("running") / span, waiting: total("waiting") / span,
     kv: ratio(total("kv"), total("busy")), step: ratio(1000 * total("busy"), total("steps")),
-    own: rows / span, drafted: accepted / span, tokens: (rows + accepted) / span, wasted: (verified - accepted) / span,
-    acceptance: ratio(accepted, verified), length: ratio(verified, rows), emitted: ratio(rows + accepted, rows),
+    own: rows / span, drafted: Math.max(written - rows, 0) / span, tokens: written / span, wasted: (verified - accepted) / span,
+    acceptance: ratio(accepted, verified), length: ratio(verified, rows), emitted: ratio(written, rows),
     depth: ratio(total("depth"), total("steps")), shares: lengths.map((n) => ratio(n, rows)),
     name: found.length ? found.at(-1).arm || found.at(-1).policy : null,
   };

@@ -25,8 +25,9 @@ class Second:
 
     busy: seconds of steps in it. running, waiting: requests past their prefill and queued, times seconds. kv: share of
     the cache in use, times seconds of steps. By the second in which it ended, each step adds to: steps, prompt (tokens
-    computed), accepted (drafted tokens), depth (tokens drafted for each request) and lengths (request-steps by tokens
-    verified). policy: in force at its end; arm: of a test by windows, "" without one.
+    computed), written (output tokens but first ones), accepted (drafted tokens, past a request's end too), depth
+    (tokens drafted for each request) and lengths (request-steps by tokens verified). policy: in force at its end;
+    arm: of a test by windows, "" without one.
     """
 
     t: int
@@ -36,6 +37,7 @@ class Second:
     kv: float = 0.0
     steps: int = 0
     prompt: int = 0
+    written: int = 0
     accepted: int = 0
     depth: int = 0
     lengths: list[int] = field(default_factory=lambda: [0] * (MAX_DEPTH + 1))
@@ -53,9 +55,19 @@ class History:
         self._seconds: deque[Second] = deque(maxlen=SECONDS)
 
     def add(
-        self, outcome: StepOutcome, start: float, *, waiting: int, kv_usage: float, policy: str, arm: str = ""
+        self,
+        outcome: StepOutcome,
+        start: float,
+        *,
+        written: int,
+        waiting: int,
+        kv_usage: float,
+        policy: str,
+        arm: str = "",
     ) -> None:
-        """Add the step that began at `start` (s since the epoch) with `waiting` requests queued."""
+        """Add the step that began at `start` (s since the epoch) with `waiting` requests queued. written: tokens that
+        it added to the outputs of those that decoded.
+        """
         running, end = len(outcome.verified), start + outcome.seconds
         second = self._at(int(start))
         while True:
@@ -70,6 +82,7 @@ class History:
             second = self._at(second.t + 1 if end < second.t + SECONDS else int(end))
         second.steps += 1
         second.prompt += outcome.prefill_tokens
+        second.written += written
         second.depth += outcome.draft_depth
         second.policy, second.arm = policy, arm
         if running:

@@ -227,6 +227,7 @@ class SpeculationLoop:
         self.history.add(
             outcome,
             started,
+            written=sum(self._written),
             waiting=self._waiting,
             kv_usage=self._kv_usage,
             policy=self._told["policy"],
