@@ -13,6 +13,7 @@ A test is started with the server: `faser serve --policy a=POLICY --policy b=POL
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import os
 import sys
@@ -74,12 +75,16 @@ def _stop(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     try:
         records, split = _from_log(args.log) if args.log else _from_server(args.url, key_of(args))
+        if args.log and 0 < records.counts["lines"] == records.counts["unread"] + records.counts["torn"]:
+            raise ValueError(f"--log {args.log} is no log of a server: none of its lines can be read")
         said = summary(records, split, baseline=args.baseline)
         told = FORMATS[args.format](said)
         if args.out is None:
-            print(told)
+            print(told, flush=True)
         else:
             args.out.write_text(f"{told}\n", encoding="utf-8")
+    except BrokenPipeError:  # whoever read it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError) as error:
         print(
             f"faser ab: {f'{error.filename}: {error.strerror}' if isinstance(error, OSError) else error}",
@@ -97,7 +102,8 @@ def _from_server(url: str, key: str) -> tuple[Records, Split]:
 
 def _from_log(path: Path) -> tuple[Records, None]:
     """The log of a server's first engine, and of the others, which have their own beside it: FILE.dp1, FILE.dp2, ..."""
-    others = [p for p in path.parent.glob(f"{path.name}.dp*") if p.name[len(path.name) + 3 :].isdecimal()]
+    beside = path.parent.glob(f"{glob.escape(path.name)}.dp*")
+    others = [p for p in beside if p.name[len(path.name) + 3 :].isdecimal()]
     return Records.from_log(path).merged(Records.from_log(p) for p in sorted(others)), None
 
 

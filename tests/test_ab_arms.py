@@ -109,7 +109,19 @@ def test_who_is_not_told_its_arm_gets_one_by_its_id_or_its_time() -> None:
     arms.arrive("r2", {"arm": "of another test"}, 5.0)
     assert [arms.leave(r)["arm"] for r in ("r1", "r2")] == [arms.split.arm_of_key(r) for r in ("r1", "r2")]
     by_window = replace(arms.split, unit="window", start=0.0)
-    assert assigned(by_window, "r1", 61.0) == by_window.arm_at(61.0)._asdict()
+    assert assigned(by_window, 61.0, request="r1") == by_window.arm_at(61.0)._asdict()
+    arms.close()
+
+
+def test_only_clients_that_tell_their_key_are_known_again() -> None:
+    arms = armed({"a": "none", "b": "static:2"})
+    assert arms.split is not None
+    told = [assigned(arms.split, 5.0, client="me", request=f"r{i}") for i in range(9)]
+    assert [*map(told.count, told)] == [9] * 9
+    assert told[0]["key"] == arms.split.pseudonym("me")
+    anew = [assigned(arms.split, 5.0, request=f"r{i}") for i in range(99)]
+    assert {said["arm"] for said in anew} == {"a", "b"}
+    assert {said["key"] for said in anew} == {None}
     arms.close()
 
 

@@ -1,7 +1,9 @@
 """What the ledger of an A/B test keeps of a log, and what it does with lines that are not as they should be."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,19 @@ def test_another_split_begins_another_test() -> None:
     assert (records.split, records.counts["splits"]) == (second.to_json(), 1)
 
 
+def test_a_test_whose_line_was_rotated_away_is_over_when_another_begins() -> None:
+    first = split_of(salt="1")
+    second = replace(first, salt="2", start=first.start + 600)
+    tail, told = [line for line in lines(first, 9, 0) if line["kind"] != "split"], [*lines(second, 6, 1)]
+    records = of([*tail, *told])
+    assert records.counts["splits"] == 1
+    assert records.cells == of(told).cells
+    assert records.since >= second.start
+    restarted = of([*told[1:], told[0]])  # the same test: what came before its line is its own
+    assert "splits" not in restarted.counts
+    assert restarted.cells == of(told).cells
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WINDOWS", 10)
     records = Records(recent=5)
@@ -188,6 +203,22 @@ def test_engines_are_summed() -> None:
     assert [r.arrival for r in whole.requests] == [990.0, 1000.0]
     assert (whole.since, whole.until, whole.counts["lines"]) == (990.0, 1001.0, 5)
     assert one.cells[3, "a"].steps == 1
+
+
+def test_an_engine_of_another_test_is_left_out() -> None:
+    here = of(lines(split_of(salt="1"), 6, 0))
+    stale, untold = of(lines(split_of(salt="2"), 6, 1)), of([step()])
+    whole = here.merged([stale, untold, Records()])
+    assert whole.counts == here.counts + Counter(strangers=2)
+    assert (whole.cells, set(whole.requests), whole.split) == (here.cells, set(here.requests), here.split)
+    assert Records().merged([here]).cells == here.cells
+
+
+def test_a_log_whose_name_is_a_pattern(tmp_path: Path) -> None:
+    path = log(tmp_path / "run[1].jsonl", [step()])
+    log(tmp_path / "run[1].jsonl.1", [step()])
+    log(tmp_path / "run1.jsonl.2", [step()])
+    assert [p.name for p in rotated(path)] == ["run[1].jsonl.1", "run[1].jsonl"]
 
 
 def test_a_rotated_log_is_read_oldest_first_and_says_what_the_ledger_says(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """What the report of an A/B test says, as sentences, text, JSON and a page; from simulated traffic."""
 
+import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from faser.ab.simulated import lines, split_of
 from faser.ab.split import Arm, Split
 from faser.ab.text import text
 from faser.bench.browser import Browser, installed
+from faser.serving.page import Summaries
 
 Said = dict[str, Any]
 
@@ -76,6 +80,64 @@ def test_a_policy_against_itself_is_said_to_be() -> None:
     assert said["comparisons"][0]["same_policy"]
     assert said["conclusion"][0] == "a and b have the same policy: this is an A/A test, and any difference is chance."
     assert "cannot be told apart" in said["conclusion"][1]
+
+
+def test_an_arm_that_verifies_in_almost_no_block_has_a_report() -> None:
+    """Of the ratio to its waste no upper end is known."""
+    told = [*lines(split_of(), 80, 0)]
+    for line in told:
+        if line["kind"] == "step" and line["arm"] == "a" and line["window"] > 9:
+            line["verified"] = line["accepted"] = [0] * line["running"]
+    said = summary(of(told))
+    wasted = next(m for m in said["comparisons"][0]["metrics"] if m["name"] == "wasted")
+    assert wasted["relative"] > 0
+    assert wasted["low"] > 0
+    assert wasted["relative_low"] is wasted["relative_high"] is None
+    assert text(said)
+    assert page(said)
+
+
+@pytest.mark.parametrize(("unit", "clients"), [("window", 0), ("request", 0), ("request", 60)])
+def test_clients_that_hang_up_on_the_slow_arm_are_no_praise_of_it(unit: str, clients: int) -> None:
+    told = [*lines(split_of(unit, policies=("none", "static:4")), 200, 0, clients=clients, per_window=24.0)]
+    for line in told:
+        if line["kind"] == "request" and line["arm"] == "b":
+            line["seconds"] *= 3 if line["seconds"] > 1.5 else 0.85
+    left = [
+        line | {"seconds": 4.0, "status": "abort"} if line["kind"] == "request" and line["seconds"] > 4 else line
+        for line in told
+    ]
+    said = summary(of(left))
+    first = said["conclusion"][0]
+    assert said["comparisons"][0]["metrics"][0]["differs"] == -1
+    assert first.startswith("Do not rely on this: ")
+    assert "were cut short, and that is not chance" in first
+    assert not any("better" in sentence or "holds however" in sentence for sentence in said["conclusion"])
+    assert "lower, better" not in text(said)
+    assert '="between better' not in page(said)
+
+
+def test_clients_that_hang_up_on_both_arms_alike_change_no_verdict() -> None:
+    told = [*lines(split_of(policies=("none", "static:4")), 120, 0, slower={"b": 1.6})]
+    for line in told[::7]:
+        if line["kind"] == "request":
+            line["status"] = "abort"
+    said = summary(of(told))
+    assert said["comparisons"][0]["cut"]["base"] > 0.05
+    assert said["conclusion"][0].startswith("b is worse than a")
+
+
+def test_requests_of_no_known_client_are_each_their_own() -> None:
+    told = [*lines(split_of("request"), 40, 0, clients=60)]
+    for i, line in enumerate(told):
+        if line["kind"] == "request" and i % 2:
+            line["key"] = None
+    check = summary(of(told))["sample_ratio"]
+    mine = [line for line in told if line["kind"] == "request" and line["key"] is None]
+    assert check["of"] == "clients"
+    assert sum(check["counts"].values()) > 0.9 * len(mine)
+    assert check["ok"]
+    assert not summary(of(line | {"key": None} if "key" in line else line for line in told))["sticky"]
 
 
 def test_too_few_blocks_conclude_nothing() -> None:
@@ -214,6 +276,24 @@ def test_the_page_in_a_browser(clear: Said, tmp_path: Path, width: int, dark: bo
         assert [url for url in browser.asked if not url.startswith(("file:", "data:"))] == []
 
 
+def test_a_live_summary_that_fails_is_not_tried_again_at_once() -> None:
+    split, asked = split_of(), []
+
+    async def records() -> list[Said]:
+        asked.append(1)
+        raise OSError("an engine is down")
+
+    async def look() -> Said:
+        summaries = Summaries()
+        with pytest.raises(OSError, match="an engine is down"):
+            await summaries.get(split, records)
+        return await summaries.get(split, records)
+
+    said = asyncio.run(look())
+    assert len(asked) == 1
+    assert said == summary(Records(), split)
+
+
 def log(path: Path, told: Iterable[Said]) -> str:
     path.write_text("".join(json.dumps(line) + "\n" for line in told))
     return str(path)
@@ -228,6 +308,44 @@ def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["baseline"] == "b"
     assert ab_command.main(["report", "--log", path, "--format", "html", "--out", str(out)]) == 0
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.pt").write_bytes(b"PK\x03\x04\n\xff\n")
+    assert ab_command.main(["report", "--log", str(tmp_path / "x.pt")]) == 2
+    assert "is no log of a server" in capsys.readouterr().err
+    (tmp_path / "empty").touch()
+    assert ab_command.main(["report", "--log", str(tmp_path / "empty")]) == 0
+
+
+def test_a_reader_who_has_seen_enough_is_no_mistake(tmp_path: Path) -> None:
+    path = log(tmp_path / "log", lines(split_of(), 20, 2))
+    shell = f"set -o pipefail; {sys.executable} -m faser.cli ab report --log {path} | true"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_steps_that_the_policy_did_not_decide_are_told() -> None:
+    told = [
+        {**line, "decided": False, "fallback": "benched"} if line.get("arm") == "b" and line["kind"] == "step" else line
+        for line in lines(split_of(), 40, 2)
+    ]
+    (sentence,) = [said for said in summary(of(told))["conclusion"] if "not decided by its policy" in said]
+    assert "steps b was not decided by its policy (benched " in sentence
+
+
+def test_the_command_leaves_out_the_log_of_an_engine_of_an_older_test(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = log(tmp_path / "log[1]", lines(split_of(salt="new"), 40, 1))
+    assert ab_command.main(["report", "--log", path, "--format", "json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    log(tmp_path / "log[1].dp1", lines(split_of(salt="old"), 40, 2, slower={"b": 3.0}))
+    assert ab_command.main(["report", "--log", path, "--format", "json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["arms"] == alone["arms"]
+    assert said["comparisons"] == alone["comparisons"]
+    assert said["conclusion"][-1].startswith("Engines left out, as their records are of another test")
 
 
 def test_the_command_adds_the_logs_of_other_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

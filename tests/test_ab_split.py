@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +92,33 @@ def test_a_split_survives_json() -> None:
         data = of.to_json() | spoilt if spoilt else {}
         with pytest.raises(SplitError, match="not a split"):
             Split.from_json(data)
+
+
+SPOILT: list[dict[str, Any]] = [
+    {"shares": ["x", "y"]},
+    {"shares": [1, 0]},
+    {"shares": [1.5, -0.5]},
+    {"shares": [0.5, 0.4]},
+    {"shares": [float("nan"), 0.5]},
+    {"block": 2.0},
+    {"block": True},
+    {"block": 10**9},
+    {"salt": ["s"]},
+    {"salt": "\ud800"},
+    {"start": 10**400},
+    {"arms": [{"name": "a\r\nx: y", "policy": "none"}, {"name": "b", "policy": "none"}]},
+    {"arms": [{"name": "a=b", "policy": "none"}, {"name": "b", "policy": "none"}]},
+    {"arms": [{"name": "a", "policy": "none"}, {"name": "a", "policy": "static:4"}]},
+    {"arms": [{"name": "a", "policy": ""}, {"name": "b", "policy": "none"}]},
+    {"arms": [{"name": 1, "policy": "none"}, {"name": "b", "policy": "none"}]},
+]
+
+
+@pytest.mark.parametrize("unit", ["window", "request"])
+@pytest.mark.parametrize("spoilt", SPOILT, ids=lambda spoilt: str(spoilt)[:40])
+def test_damaged_json_is_no_split(spoilt: dict[str, Any], unit: str) -> None:
+    with pytest.raises(SplitError, match=r"^not a split"):
+        Split.from_json(split("a=0.5,b=0.5", unit=unit, salt="s").to_json() | spoilt)
 
 
 def test_one_policy_is_no_split_whatever_equals_signs_it_has() -> None:

@@ -262,5 +262,29 @@ def test_a_rotated_log_without_the_splits_line_still_shows_its_blocks() -> None:
     assert np.array_equal(ours.values[1:-1], theirs.values[shared], equal_nan=True)
 
 
+def test_a_window_from_a_clock_that_jumped_costs_no_walk_to_it() -> None:
+    """Without the bounds this walks 10^12 windows."""
+    told = [*lines(split_of(), 40, 0)]
+    jumped = next(line for line in told if line.get("window") == 20)
+    told.append(jumped | {"window": 10**12, "t": jumped["t"] + 60e12})
+    for which in (told, told[1:]):  # with the split's line, and without
+        records = Records()
+        for line in which:
+            records.add(line)
+        said = summary(records)
+        assert sum(arm["steps"] for arm in said["arms"]) > 40
+        assert sum(said["sample_ratio"]["counts"].values()) == 0
+
+
+def test_a_relative_interval_has_two_ends_or_none() -> None:
+    base, other = np.zeros(40), np.full(40, 2.0)
+    base[:5] = 1.0
+    effect = paired(base, other)
+    assert effect.difference.excludes_zero
+    assert effect.relative.value > 0
+    assert math.isnan(effect.relative.low)
+    assert math.isnan(effect.relative.high)
+
+
 def split_policies(split: Split) -> dict[str, str]:
     return {arm.name: arm.policy for arm in split.arms}

@@ -50,12 +50,14 @@ def test_it_is_bounded_and_keeps_the_newest(step_s: float) -> None:
     assert history.since(seconds[-1]["t"]) == seconds[-1:]
 
 
-def test_idle_time_has_no_entries_and_a_clock_set_back_loses_nothing() -> None:
+def test_idle_time_has_no_entries_and_a_clock_set_back_is_followed() -> None:
     history = History()
     add(history, outcome(0.1, [1], [1]), 50.0)
     add(history, outcome(0.1, [1], [1]), 90.0)
-    add(history, outcome(0.1, [1], [1]), 20.0)
+    add(history, outcome(0.1, [1], [1]), 89.5)
     assert [(s["t"], s["steps"]) for s in history.since(0)] == [(50, 1), (90, 2)]
+    add(history, outcome(0.1, [1], [1]), 20.0)
+    assert [(s["t"], s["steps"]) for s in history.since(0)] == [(20, 1)]
 
 
 def test_engines_add_up_second_by_second() -> None:
@@ -63,6 +65,9 @@ def test_engines_add_up_second_by_second() -> None:
     add(one, outcome(0.5, [2], [1]), 10.0, "p")
     add(one, outcome(0.5, [2], [1]), 11.0, "p")
     add(two, outcome(0.5, [3], [0]), 11.0, "q")
+    three = History()
+    add(three, outcome(0.5, [], []), 12.0, "a=x, b=y")
+    assert merged([three.since(0), three.since(0)])[0]["policy"] == "a=x, b=y"
     alone, both = merged([one.since(0), two.since(0)])
     assert (alone["t"], alone["busy"], alone["policy"]) == (10, pytest.approx(0.5), "p")
     assert (both["t"], both["steps"], both["accepted"], both["policy"]) == (11, 2, 1, "p, q")

@@ -148,6 +148,7 @@ def test_without_a_key_nothing_is_there_and_a_wrong_one_is_refused(server: Serve
     [
         (b"", 400), (b"{", 400), (b"[]", 400), (b"{}", 400), (b'{"policy": 3}', 400),
         (b'{"policy": "none", "more": 1}', 400), (b"x" * 5000, 413),
+        (b'{"policy": "\\ud800"}', 400), (b"[" * 4000, 400),
     ],
 )  # fmt: skip
 def test_a_body_that_is_no_swap_is_refused(server: Server, body: bytes, status: int) -> None:

@@ -85,9 +85,38 @@ def test_a_second_swap_waits_for_the_first_and_a_lost_one_gives_way(
     core.close()
 
 
+def test_two_swaps_that_meet_are_both_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has an engine at first, as two API processes' messages may come in any order."""
+    core = Core([7, 7])
+    ask, order = core.call_utility_all_async, iter([(0, 1), (1, 0)])
+
+    async def crossed(_: str, verb: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+        if (first := next(order, None)) is None:
+            return await ask(_, verb, arguments)
+        answers = {}
+        for engine in first:
+            answers[engine] = core.controls[engine].handle(verb, arguments)
+            await asyncio.sleep(0.01)
+        return [answers[engine] for engine in (0, 1)]
+
+    monkeypatch.setattr(core, "call_utility_all_async", crossed)
+
+    async def both() -> list[Any]:
+        settings = AdminSettings(policy_dir=str(tmp_path))
+        return await asyncio.gather(*(Engines(core).swap(f"static:{k}", settings) for k in (3, 5)))
+
+    assert [answer[0]["policy"] for answer in asyncio.run(both())] == ["static:3", "static:5"]
+    assert core.controllers[0].name == core.controllers[1].name
+    core.close()
+
+
 @pytest.mark.parametrize(
-    ("host", "here"), [("127.0.0.1", True), ("::1", True), ("10.0.0.7", False), ("2001:db8::1", False), ("x", False)]
-)
+    ("host", "here"),
+    [
+        ("127.0.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True),
+        ("10.0.0.7", False), ("::ffff:10.0.0.7", False), ("2001:db8::1", False), ("x", False),
+    ],
+)  # fmt: skip
 def test_only_this_machine_is_here(host: str, here: bool) -> None:
     assert admin._is_here(Request({"type": "http", "client": (host, 1)})) is here
 
@@ -102,7 +131,7 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"version": 2, "policy": "none", "benched": false}', '{"version": 1}']
+    "text", ["", "{", "[]", "[" * 100_000, '{"version": 2, "policy": "none", "benched": false}', '{"version": 1}']
 )
 def test_another_file_is_no_state(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)

@@ -14,6 +14,8 @@ from faser.models import Pair
 from faser.policies import policy_file
 from faser.serving import serve
 from faser.serving.serve import build_parser, configure, main
+from faser.serving.settings import ADMIN_KEY
+from faser.serving.state import State, save
 
 
 def line(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -93,6 +95,17 @@ def test_a_known_model_answers_to_its_short_name(monkeypatch: pytest.MonkeyPatch
     own = configured(monkeypatch, models, "llama2-13b", "--policy", "none", "--served-model-name", "mine")
     assert own.served_model_name == ["mine"]
     assert own.kv_cache_memory_bytes is None  # what only the small one is served with
+
+
+def test_none_that_was_swapped_in_keeps_the_draft_over_a_restart(
+    monkeypatch: pytest.MonkeyPatch, models: Pair, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(ADMIN_KEY, "a-key-of-a-test-it-is")
+    save(tmp_path / "state.json", State(policy="none"))
+    kept = configured(monkeypatch, models, "smollm2", "--faser-state", str(tmp_path / "state.json"))
+    assert kept.additional_config["faser"]["policy"] == "none"
+    assert kept.speculative_config is not None
+    assert configured(monkeypatch, models, "smollm2", "--policy", "none").speculative_config is None
 
 
 def test_step_costs_of_another_machine_are_warned_of(

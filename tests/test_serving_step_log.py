@@ -1,5 +1,6 @@
 """The decision log: bounded, whole line by line, and no harm to the engine whatever becomes of its disk."""
 
+import argparse
 import json
 import logging
 import os
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from faser.ab.records import rotated
-from faser.serving.settings import Settings
+from faser.serving import log_flags
+from faser.serving.settings import Settings, UsageError
 from faser.serving.step_log import WAITING, RotatedFile, StepLog, open_log
 
 
@@ -61,6 +63,32 @@ def test_without_old_files_it_begins_anew_and_a_long_line_is_not_cut(tmp_path: P
     log.close()
     assert [p.name for p in tmp_path.iterdir()] == ["log.jsonl"]
     assert numbers(path) == [1]
+
+
+def test_every_further_file_begins_with_the_split(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    split = {"kind": "split", "t": 1.5, "salt": "s"}
+    log = StepLog(path, max_mb=0.001, keep=2)
+    log.write(n=1000)
+    log.write(**split)
+    for n in range(1001, 1500):
+        log.write(n=n)
+    log.close()
+    files = [[json.loads(line) for line in file.read_text().splitlines()] for file in rotated(path)]
+    assert [(lines[0], lines.count(split)) for lines in files] == [(split, 1)] * 3
+    assert all(file.stat().st_size <= 1000 for file in rotated(path))
+    kept = [line["n"] for lines in files for line in lines[1:]]
+    assert kept == [*range(kept[0], 1500)]
+
+
+def test_a_split_that_begins_a_file_stands_there_once(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"n":1}\n' * 12)
+    log = StepLog(path, max_mb=0.0001, keep=1)
+    log.write(kind="split")
+    log.write(n=2)
+    log.close()
+    assert path.read_text() == '{"kind":"split"}\n{"n":2}\n'
 
 
 def test_a_gap_that_a_crash_left_between_rotated_files_does_not_matter(tmp_path: Path) -> None:
@@ -182,3 +210,27 @@ def test_each_engine_has_a_file_and_texts_are_private(tmp_path: Path) -> None:
     assert [numbers(tmp_path / name) for name in ("a", "a.dp1", "a.dp2")] == [[0], [1], [2]]
     assert (tmp_path / "a.dp2").stat().st_mode & 0o777 == 0o600
     assert open_log(Settings(policy="none", profile="p"), 0) is None
+
+
+def test_a_file_that_cannot_be_made_private_gets_no_texts() -> None:
+    """As another user's file that all may write to: the kernel lets nobody change the mode of this one."""
+    path, descriptors = Path("/proc/self/comm"), Path("/proc/self/fd")
+    before = path.read_text(), [*descriptors.iterdir()]
+    file = RotatedFile(path, None, 0, 0o600)
+    for n in range(2):
+        with pytest.raises(PermissionError):
+            file.append(b'{"n":%d}\n' % n)
+    assert (path.read_text(), [*descriptors.iterdir()]) == before
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder", "link to a device"])
+def test_only_a_regular_file_can_be_a_log(tmp_path: Path, kind: str) -> None:
+    path = {"device": Path("/dev/null"), "folder": tmp_path}.get(kind, tmp_path / "log.jsonl")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link to a device":
+        path.symlink_to("/dev/null")
+    parser = argparse.ArgumentParser()
+    log_flags.add(parser)
+    with pytest.raises(UsageError, match=f"--faser-log is '{path}'; allowed: a regular file, or a new one"):
+        log_flags.settings(parser.parse_args(["--faser-log", str(path)]))

@@ -122,6 +122,7 @@ def test_another_models_log_is_refused(pair: Path, tmp_path: Path, capsys: pytes
     [
         ("", "no request with its tokens"),
         ('{"kind": "request"}', "0 requests; left out: 1 without tokens"),
+        ("[" * 100_000 + "\n" + '{"kind": "request"}', "0 requests; left out: 1 without tokens"),
         (line([1, "2"], [3]), "1 without tokens"),  # type: ignore[list-item]
         (line([1, 2], [-3]), "1 without tokens"),
         (line([1, 2], [3], temperature=-1), "1 without tokens"),

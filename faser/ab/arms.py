@@ -26,10 +26,13 @@ Assigned = dict[str, Any]
 NOBODY: Assigned = {"arm": None, "window": None, "washout": False}
 
 
-def assigned(split: Split, key: str, at: float) -> Assigned:
-    """What a request of the client `key` that arrives `at` s since the epoch belongs to."""
+def assigned(split: Split, at: float, *, client: str | None = None, request: str = "") -> Assigned:
+    """What a request belongs to that arrives `at` s since the epoch. client: its key, None if it has told none; then
+    the `request` itself has an arm.
+    """
     if split.unit == "request":
-        return {**NOBODY, "arm": split.arm_of_key(key), "key": split.pseudonym(key)}
+        key = None if client is None else split.pseudonym(client)
+        return {**NOBODY, "arm": split.arm_of_key(request if client is None else client), "key": key}
     return split.arm_at(at)._asdict()
 
 
@@ -53,7 +56,7 @@ class ArmedController:
         if self.split is None:
             return
         if said is None or said.get("arm") not in self.arms:
-            said = assigned(self.split, request, at)
+            said = assigned(self.split, at, request=request)
         self._assigned[request] = said
         self._live[said["arm"]] += 1
 

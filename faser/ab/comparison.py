@@ -84,11 +84,24 @@ METRICS = (
 )
 """The first is primary; the others are exploratory."""
 
+CUT_SHARE = Metric(
+    "cut",
+    "share of requests cut short",
+    "",
+    1.0,
+    "lower",
+    lambda s: s["cut"],
+    lambda s: s["requests"],
+    lambda r: float(r.status in CUT),
+)
+"""Not one of them: whether they can be relied on. The requests left are others in an arm that loses more of them."""
+
 
 class Blocks:
     """What `records` hold of a plan's windows that have ended, in blocks.
 
-    values: [blocks, arms, metrics] means over the windows of an arm, NaN where it had none. index: block numbers.
+    values: [blocks, arms, metrics and CUT_SHARE] means over the windows of an arm, NaN where it had none. index: block
+    numbers.
     """
 
     def __init__(self, records: Records, plan: Plan) -> None:
@@ -104,7 +117,7 @@ class Blocks:
         block = window if plan.unit == "request" else window // plan.block
         self.index, row = np.unique(block, return_inverse=True)
         self.by_cell = self._by_cell()
-        shape = len(self.index), len(plan.names), len(self.metrics)
+        shape = len(self.index), len(plan.names), self.by_cell.shape[1]
         total, count = np.zeros(shape), np.zeros(shape)
         np.add.at(total, (row, arm), np.nan_to_num(self.by_cell))
         np.add.at(count, (row, arm), np.isfinite(self.by_cell))
@@ -121,9 +134,9 @@ class Blocks:
         return self.plan.start + (block + 1) * self.block_s
 
     def effect(self, base: str, other: str, metric: int) -> Effect:
-        """Of `other` against `base`, in the metric's unit."""
+        """Of `other` against `base`, in the metric's unit; -1 is CUT_SHARE."""
         if self.sticky:
-            return self._of_clients(base, other, self.metrics[metric])
+            return self._of_clients(base, other, (*self.metrics, CUT_SHARE)[metric])
         of = self.values[:, :, metric]
         return paired(of[:, self.plan.names.index(base)], of[:, self.plan.names.index(other)])
 
@@ -158,12 +171,13 @@ class Blocks:
         return 2 ** max(math.ceil(math.log2(ENOUGH / least / per_bucket)), 0) if per_bucket else 1
 
     def _by_cell(self) -> Doubles:
-        """[cells, metrics], in the metrics' units."""
+        """[cells, metrics and CUT_SHARE], in the metrics' units."""
+        metrics = (*self.metrics, CUT_SHARE)
         sums = np.array([[getattr(c, name) for name in SUMS[:-1]] for c in self.cells.values()], float)
         columns = {name: sums[:, i] if len(sums) else np.zeros(0) for i, name in enumerate(SUMS[:-1])}
-        values = np.full((len(self.cells), len(self.metrics)), math.nan)
+        values = np.full((len(self.cells), len(metrics)), math.nan)
         kept = self._kept_requests()
-        for i, metric in enumerate(self.metrics):
+        for i, metric in enumerate(metrics):
             if metric.over is not None and metric.under is not None:
                 under = metric.under(columns)
                 np.divide(metric.over(columns), under, out=values[:, i], where=under > 0)
@@ -184,8 +198,9 @@ class Blocks:
         clients: dict[tuple[bool, str], list[float]] = {}
         if metric.of is not None and metric.over is not None:  # a quantile of few requests is not the arm's
             for i, request in enumerate(self.requests):
-                known = request.arm in (base, other) and request.status not in CUT
-                if known and (value := metric.of(request)) is not None:
+                if request.arm not in (base, other) or (request.status in CUT and metric is not CUT_SHARE):
+                    continue
+                if (value := metric.of(request)) is not None:
                     client = request.arm == other, request.key or f"#{i}"
                     clients.setdefault(client, []).append(metric.scale * value)
         arm = np.array([of_other for of_other, _ in clients], int)

@@ -13,6 +13,9 @@ from faser.ab.statistics import ALPHA, LEAST
 PRECISIONS = (0.1, 0.05, 0.02, 0.01)
 """Relative half-widths for which the report says how long they would take."""
 
+UNDECIDED = 0.01
+"""Share of an arm's steps without its policy's decision of which the conclusion tells."""
+
 Said = dict[str, Any]
 
 
@@ -20,7 +23,7 @@ def conclusion(said: Said) -> list[str]:
     """Sentences on a `summary`, the most important first."""
     sentences = [*_wrong(said["sample_ratio"])]
     for compared in said["comparisons"]:
-        sentences += [*_primary(compared, said), *_others(compared)]
+        sentences += [*_cut(compared, said), *_primary(compared, said), *_others(compared)]
     return [*sentences, *_caveats(said)]
 
 
@@ -46,6 +49,17 @@ def _wrong(check: Said) -> list[str]:
     return [f"Do not use this test before you know why: {check['of']} are not split as planned ({told})."]
 
 
+def _cut(compared: Said, said: Said) -> list[str]:
+    if not compared["cut"]["differs"]:
+        return []
+    of = {arm["name"]: f"{arm['cut']} of {arm['requests']}" for arm in said["arms"]}
+    base, arm = compared["baseline"], compared["arm"]
+    return [
+        f"Do not rely on this: {of[base]} requests of {base} and {of[arm]} of {arm} were cut short, and that is not "
+        "chance. Times are of the others only, and those that last long are the first to be cut."
+    ]
+
+
 def _primary(compared: Said, said: Said) -> list[str]:
     arm, base, metric, blocks = compared["arm"], compared["baseline"], compared["metrics"][0], said["block_s"]
     sentences = []
@@ -62,6 +76,9 @@ def _primary(compared: Said, said: Said) -> list[str]:
         apart = f"{arm} and {base} cannot be told apart by {metric['title']}: {_change(metric)} ({between})."
         return [*sentences, apart, *_longer(metric, said), *_sequence(compared, metric)]
     word = "lower" if metric["differs"] < 0 else "higher"
+    if compared["cut"]["differs"]:
+        rest = f"Of the others, {arm}'s {metric['title']} is {word} than {base}'s, {_change(metric)} ({between})."
+        return [*sentences, rest]
     if compared["same_policy"]:
         chance = f"It finds one, {_change(metric)} ({between}), as {100 * ALPHA:.0f} of 100 such tests do."
         return [*sentences, chance, *_sequence(compared, metric)]
@@ -131,9 +148,19 @@ def _caveats(said: Said) -> list[str]:
                 f"Requests last long (p95 {lasting:.3g} s) for windows of {said['window_s']:.3g} s: many end under "
                 "another arm than they began with, which makes differences look smaller. Longer windows help."
             )
+    for arm in said["arms"]:
+        fallen = sum(arm["fallbacks"].values())
+        if fallen > UNDECIDED * (fallen + arm["decisions"]):
+            why = ", ".join(f"{reason} {count}" for reason, count in arm["fallbacks"].items())
+            sentences.append(
+                f"In {fallen} of its {fallen + arm['decisions']} steps {arm['name']} was not decided by its policy "
+                f"({why}), and these are counted as its own."
+            )
     counts = said["counts"]
     if unread := counts.get("unread", 0) + counts.get("torn", 0):
         sentences.append(f"{unread} of {counts['lines']} lines could not be read and are left out.")
+    if strangers := counts.get("strangers"):
+        sentences.append(f"Engines left out, as their records are of another test or of an unknown one: {strangers}.")
     if counts.get("splits"):
         sentences.append("Another test came before in these lines; only the last one is told here.")
     return sentences

@@ -84,7 +84,7 @@ def _effects(compared: Said) -> str:
     for i, metric in enumerate(known):
         y = 40 * i + 28
         side = "between"
-        if metric["differs"]:
+        if metric["differs"] and not compared["cut"]["differs"]:
             side += " better" if (metric["differs"] < 0) == (metric["better"] == "lower") else " worse"
         low, high, middle = (across(metric[end]) for end in ("relative_low", "relative_high", "relative"))
         parts.append(f'<text x="12" y="{y - 13}">{escape(metric["title"])} {percent(metric["relative"])}</text>')

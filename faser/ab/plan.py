@@ -63,20 +63,19 @@ def _inferred(records: Records) -> Plan | None:
         unit="request" if records.by_request else "window",
         window_s=window_s,
         washout_s=None,
-        block=1 if records.by_request else _block(records, first, last),
+        block=1 if records.by_request else _block(records, last),
         start=0.0 if records.by_request else records.since - first * window_s,
     )
 
 
-def _block(records: Records, first: int, last: int) -> int:
+def _block(records: Records, last: int) -> int:
     """The shortest aligned run of windows that always holds each arm as often; all of them if there is none."""
     arms = dict(records.cells.keys())
     for block in range(2, LONGEST + 1):
-        runs = [
-            sorted(arms[w] for w in range(start, start + block) if w in arms)
-            for start in range(-(-first // block) * block, last - block + 2, block)
-        ]
-        whole = [run for run in runs if len(run) == block]
+        runs: dict[int, list[str]] = {}
+        for window, arm in arms.items():
+            runs.setdefault(window // block, []).append(arm)
+        whole = [sorted(run) for run in runs.values() if len(run) == block]
         if whole and all(run == whole[0] for run in whole) and len(set(whole[0])) > 1:
             return block
     return last + 1

@@ -6,6 +6,7 @@ server and one from its log agree. Memory is bounded: the oldest windows and req
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import re
@@ -37,7 +38,8 @@ class Records:
 
     cells: sums by (window, arm). requests: the `recent` last. split: what a line of kind "split" said. policies: names
     that an arm's steps were decided by. counts: lines; unread (nonsense), torn (the last line of a file, cut short),
-    unknown (of another kind), armless (no A/B test ran), washout, evicted (steps and requests of windows let go).
+    unknown (of another kind), armless (no A/B test ran), washout, evicted (steps and requests of windows let go),
+    splits (tests before this one), strangers (engines of another test, left out by `merged`).
     """
 
     def __init__(self, recent: int = RECENT) -> None:
@@ -79,8 +81,10 @@ class Records:
         return records
 
     def merged(self, others: Iterable[Records]) -> Records:
-        """One of several engines' records under one split."""
-        every = [self, *others]
+        """One of several engines' records under the split of the first; those of another test are left out."""
+        found = [self, *others]
+        split = next((one.split for one in found if one.split is not None or one.cells), None)
+        every = [one for one in found if one.split == split or (one.split is None and not one.cells)]
         whole = Records(max(r.requests.maxlen or 0 for r in every))
         for one in every:
             for key, cell in one.cells.items():
@@ -90,7 +94,9 @@ class Records:
                     whole._see(arm, name)
             whole.counts.update(one.counts)
         whole.requests.extend(sorted((r for one in every for r in one.requests), key=lambda r: r.arrival + r.seconds))
-        whole.split = next((one.split for one in every if one.split is not None), None)
+        if strangers := len(found) - len(every):
+            whole.counts["strangers"] += strangers
+        whole.split = split
         whole.by_request = any(one.by_request for one in every)
         whole.since, whole.until = min(r.since for r in every), max(r.until for r in every)
         whole._horizon = max(one._horizon for one in every)
@@ -144,9 +150,13 @@ class Records:
                 self.add(line)
 
     def _begin(self, line: Mapping[str, Any]) -> None:
-        """A split came into force. If it is another one, the test before it is over: its windows are not this one's."""
+        """A split came into force. If it is another one, the test before it is over: its windows are not this one's.
+
+        Nor are those of a test whose own line was rotated away: they are from before this one's start.
+        """
         split = {key: value for key, value in line.items() if key not in ("kind", "t")}
-        if self.split not in (None, split):
+        over = self.since < split["start"] if self.split is None else self.split != split
+        if over:
             self._clear()
             self.counts["splits"] += 1
         self.split = split
@@ -249,7 +259,7 @@ class Records:
 
 def rotated(path: Path) -> list[Path]:
     """`path` and what was rotated out of it, oldest first: FILE.2, FILE.1, FILE. Raises FileNotFoundError."""
-    ends = [p.name.removeprefix(f"{path.name}.") for p in path.parent.glob(f"{path.name}.*")]
+    ends = [p.name.removeprefix(f"{path.name}.") for p in path.parent.glob(f"{glob.escape(path.name)}.*")]
     numbers = sorted((int(end) for end in ends if end.isdecimal()), reverse=True)
     files = [path.with_name(f"{path.name}.{n}") for n in numbers] + [path]
     found = [file for file in files if file.exists()]

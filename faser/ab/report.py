@@ -104,6 +104,7 @@ def _compared(blocks: Blocks, base: str, other: str) -> dict[str, Any]:
         "arm": other,
         "baseline": base,
         "same_policy": policies[0] is not None and policies[0] == policies[1],
+        "cut": _effect(blocks.effect(base, other, -1)),
         "metrics": [
             {
                 "name": metric.name,

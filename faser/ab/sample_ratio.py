@@ -16,7 +16,11 @@ from typing import Any
 
 from faser.ab.comparison import Blocks
 from faser.ab.plan import Plan
+from faser.ab.records import WINDOWS
 from faser.ab.statistics import RATIO_ALPHA, binomial
+
+GAPS = 10 * WINDOWS
+"""Over more windows than this, gaps are not looked for: a clock jumped."""
 
 
 def sample_ratio(plan: Plan, blocks: Blocks) -> dict[str, Any]:
@@ -26,7 +30,8 @@ def sample_ratio(plan: Plan, blocks: Blocks) -> dict[str, Any]:
     """
     if plan.unit == "request":
         if blocks.sticky:
-            of, counts = "clients", Counter(arm for arm, _ in {(r.arm, r.key) for r in blocks.requests})
+            clients = {(r.arm, r.key or i) for i, r in enumerate(blocks.requests)}
+            of, counts = "clients", Counter(arm for arm, _ in clients)
         else:
             of, counts = "requests", Counter()
             for (_, arm), cell in blocks.cells.items():
@@ -35,7 +40,8 @@ def sample_ratio(plan: Plan, blocks: Blocks) -> dict[str, Any]:
     seen: dict[int, set[str]] = {}
     for window, arm in blocks.cells:
         seen.setdefault(window, set()).add(arm)
-    due = {window: _planned(plan, window, seen) for window in range(min(seen, default=0), max(seen, default=-1) + 1)}
+    run = range(min(seen, default=0), max(seen, default=-1) + 1)
+    due = {window: _planned(plan, window, seen) for window in (run if len(run) <= GAPS else seen)}
     astray = sum(arms != {due[window]} for window, arms in seen.items())
     gaps = Counter(arm for window, arm in due.items() if window not in seen and arm is not None)
     checked = _checked("windows without a step or request", {name: gaps[name] for name in plan.names}, plan, astray)

@@ -117,9 +117,15 @@ class Split:
             split = cls(**{**data, "arms": arms, "shares": tuple(data["shares"])})
             ok = len(split.arms) == len(split.shares) > 1 and split.unit in UNITS
             ok = ok and (split.unit == "request" or 0 < min(_counts(split)) < sum(_counts(split)) == split.block)
-            ok = ok and all(isinstance(part, str) for arm in split.arms for part in (arm.name, arm.policy))
+            split.salt.encode()  # a str, and without half a surrogate pair
+            told = [(NAMED.fullmatch(f"{arm.name}={arm.policy}"), arm) for arm in split.arms]
+            ok = ok and all(match and match.groups() == (arm.name, arm.policy) for match, arm in told)
+            ok = ok and len(set(split.names)) == len(split.names)
+            ok = ok and all(type(share) is float and share > 0 for share in split.shares)
+            ok = ok and abs(sum(split.shares) - 1) <= TOLERANCE
+            ok = ok and type(split.block) is int and 1 < split.block <= max(LONGEST_BLOCK, len(split.arms))
             ok = ok and 0 <= split.washout_s < split.window_s < math.inf and math.isfinite(split.start)
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
+        except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
             raise SplitError(f"not a split: {error!r}") from None
         if not ok:
             raise SplitError("not a split")

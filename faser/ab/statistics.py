@@ -70,7 +70,8 @@ def paired(base: Doubles, other: Doubles) -> Effect:
     The interval is a bootstrap of blocks that draws each with chance 1/2, rather than n with replacement: the means of
     such random halves are "typical values", which split the line into equally likely parts for any n if the differences
     are symmetric (Hartigan, "Using subsample values as typical values", JASA 1969). The relative one is that of the
-    ratio of the halves' means, which is the same statement of other - (1 + r) base.
+    ratio of the halves' means, which is the same statement of other - (1 + r) base; there is none, at either end, if
+    so few blocks have a base over 0 that an end has no bound.
     """
     both = np.isfinite(base) & np.isfinite(other)
     base, other = base[both], other[both]
@@ -85,12 +86,12 @@ def paired(base: Doubles, other: Doubles) -> Effect:
     pairs = _shortened(np.stack([base, other], axis=1))
     halves = _halves(len(pairs)) @ pairs
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = halves[:, 1] / halves[:, 0] - 1
+        ends = _ends(halves[:, 1] / halves[:, 0] - 1)
     return Effect(
         n,
         *means,
         Interval(difference, *_ends(halves[:, 1] - halves[:, 0])),
-        Interval(relative, *(_ends(ratio) if means[0] > 0 else ())),
+        Interval(relative, *(ends if means[0] > 0 and np.isfinite(ends).all() else ())),
     )
 
 

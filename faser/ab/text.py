@@ -31,7 +31,7 @@ def heading(said: Said) -> str:
     """What was split, when, and how much was seen."""
     how = "request" if said["unit"] == "request" else f"window of {span(said['window_s'])}"
     if said["washout_s"]:
-        how += f", {span(said['washout_s'])} of each washed out"
+        how += f", {said['washout_s']:g} s of each washed out"
     if said["since"] is None:
         return f"A/B test by {how}: nothing seen yet"
     told = span(said["until"] - said["since"])
@@ -64,7 +64,8 @@ def arms_table(said: Said) -> list[list[str]]:
 def differences_table(compared: Said) -> list[list[str]]:
     """Rows of cells, the heads first; the primary metric says so."""
     heads = ["metric", compared["baseline"], compared["arm"], "difference", "95 % interval", ""]
-    return [heads, *(_difference(metric, i == 0) for i, metric in enumerate(compared["metrics"]))]
+    valued = not compared["cut"]["differs"]
+    return [heads, *(_difference(metric, i == 0, valued) for i, metric in enumerate(compared["metrics"]))]
 
 
 def against(compared: Said) -> str:
@@ -101,7 +102,7 @@ def moment(t: float) -> str:
     return datetime.fromtimestamp(t, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _difference(metric: Said, primary: bool) -> list[str]:
+def _difference(metric: Said, primary: bool, valued: bool) -> list[str]:
     title = metric["title"] + (f", {metric['unit']}" if metric["unit"] else "") + (" (primary)" if primary else "")
     if metric["difference"] is None:
         return [title, "-", "-", "-", "-", ""]
@@ -113,7 +114,7 @@ def _difference(metric: Said, primary: bool) -> list[str]:
     else:
         between = f"too few: {metric['blocks']}"
     word = {0: "", -1: "lower", 1: "higher"}[metric["differs"]]
-    if word:
+    if word and valued:
         word += ", better" if word == metric["better"] else ", worse"
     return [title, f"{metric['base']:.4g}", f"{metric['other']:.4g}", change, between, word]
 

@@ -6,7 +6,7 @@ are means over time, idle time included, whether steps take 5 ms or 5 s. A secon
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -17,6 +17,8 @@ from faser.core import MAX_DEPTH, StepOutcome
 
 SECONDS = 300
 """How far back it goes."""
+BACK = 2
+"""Seconds that the clock may go back and be the same."""
 
 
 @dataclass(slots=True)
@@ -95,7 +97,9 @@ class History:
         return [_json(second) for second in self._seconds if second.t >= t]
 
     def _at(self, t: int) -> Second:
-        """The second `t`; time does not go back."""
+        """The second `t`. A clock that was set back begins anew: what it had would hide what comes."""
+        if self._seconds and t < self._seconds[-1].t - BACK:
+            self._seconds.clear()
         if not self._seconds or self._seconds[-1].t < t:
             self._seconds.append(Second(t))
         return self._seconds[-1]
@@ -104,6 +108,7 @@ class History:
 def merged(engines: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """What `since` gave of each engine, added up second by second. Policies and arms that differ are all named."""
     total: dict[int, dict[str, Any]] = {}
+    named: dict[tuple[int, str], dict[str, None]] = defaultdict(dict)
     for seconds in engines:
         for second in seconds:
             into = total.setdefault(second["t"], _json(Second(second["t"])))
@@ -114,9 +119,12 @@ def merged(engines: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
                     case "lengths":
                         into[name] = [a + b for a, b in zip(into[name], value, strict=True)]
                     case "policy" | "arm":
-                        into[name] = ", ".join(dict.fromkeys(filter(None, [*into[name].split(", "), value])))
+                        if value:
+                            named[second["t"], name][value] = None
                     case _:
                         into[name] += value
+    for (t, name), values in named.items():
+        total[t][name] = ", ".join(values)
     return [total[t] for t in sorted(total)]
 
 

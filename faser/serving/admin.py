@@ -18,11 +18,13 @@ exist.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
 import json
 import os
+import random
 import time
 import uuid
 from dataclasses import replace
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 MAX_BODY = 4096
+TRIES = 5
+"""Of a change that meets another."""
 PREFIX = "/faser/"
 
 
@@ -114,7 +118,7 @@ async def _answer(
             return {"engines": answers}
         case _, "ab" | "ab/records" | "ab/summary" | "ab/stop":
             if split is None:
-                raise RefusedError(409, "no A/B test: this server was started without a split")
+                raise RefusedError(409, "no A/B test: none ran when this server was started")
             return await _answer_of_test(request, engines, settings, split, summaries)
     raise RefusedError(404, f"{request.method} {request.url.path}: there is no such route")
 
@@ -132,8 +136,11 @@ async def _answer_of_test(
         case "POST", "ab/stop":
             keep = await _name(request, "keep")
             answers = await engines.change("prepare_stop", keep=keep)
-            write_atomically(stop_mark(split), keep.encode())
             _keep(settings, policy=None, split=split, kept=keep)
+            try:
+                write_atomically(stop_mark(split), keep.encode())
+            except OSError as error:
+                raise RefusedError(500, f"done, but responses go on to name arms: {error.strerror}") from None
             return {"engines": answers}
     raise RefusedError(404, f"{request.method} {request.url.path}: there is no such route")
 
@@ -163,11 +170,19 @@ class Engines:
         return await self.change("prepare", policy=name, data=data)
 
     async def change(self, prepare: str, **arguments: Any) -> list[dict[str, Any]]:
-        """What the verb `prepare` prepares, on all engines or none."""
-        token = uuid.uuid4().hex
-        prepared = await self.ask(prepare, token=token, **arguments)
-        if refused := [answer for answer in prepared if "error" in answer]:
+        """What the verb `prepare` prepares, on all engines or none.
+
+        Of two at once, each may find an engine taken by the other; then both let go, and try again at different times.
+        """
+        for attempt in range(TRIES):
+            token = uuid.uuid4().hex
+            prepared = await self.ask(prepare, token=token, **arguments)
+            if not (refused := [answer for answer in prepared if "error" in answer]):
+                break
             await self.ask("drop", token=token)
+            if attempt + 1 < TRIES and any("again" in answer for answer in refused):
+                await asyncio.sleep(random.uniform(0.0, 0.2 * 2**attempt))
+                continue
             raise RefusedError(409 if "busy" in refused[0] else 400, refused[0]["error"])
         committed = await self.ask("commit", token=token)
         if refused := [answer for answer in committed if "error" in answer]:
@@ -191,7 +206,8 @@ async def _name(request: Request, what: str) -> str:
         raise RefusedError(413, f"content-length is {length[:20]!r}; allowed: up to {MAX_BODY} bytes")
     try:
         body = json.loads(await request.body())
-    except ValueError:
+        json.dumps(body, ensure_ascii=False).encode()  # half a surrogate is JSON, but no text
+    except (ValueError, RecursionError):
         raise RefusedError(400, f"the body is no JSON; expected {shape}") from None
     if not isinstance(body, dict) or set(body) != {what} or not isinstance(body[what], str):
         raise RefusedError(400, f"the body is not {shape}")
@@ -222,7 +238,10 @@ def _keep(settings: AdminSettings, **changes: Any) -> None:
 def _is_here(request: Request) -> bool:
     """Whether the client is on this machine, as far as the connection tells."""
     try:
-        return request.client is None or ipaddress.ip_address(request.client.host).is_loopback
+        if request.client is None:
+            return True
+        address = ipaddress.ip_address(request.client.host)
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback  # mapped: where the host is "::"
     except ValueError:
         return False
 

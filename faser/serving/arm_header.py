@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER, KEY = "x-faser-arm", "x-faser-key"
+"""KEY tells clients apart. Not Authorization: behind a gateway, or with an SDK's default, all would be one client."""
 
 _assigned: ContextVar[Assigned | None] = ContextVar("faser_assigned", default=None)
 
@@ -49,7 +50,8 @@ class ArmHeader:
         if self._stopped.exists():
             await self._app(scope, receive, send)
             return
-        said = assigned(self._split, key_of(Headers(scope=scope)), time.time())
+        client = Headers(scope=scope).get(KEY)
+        said = assigned(self._split, time.time(), client=client, request=uuid.uuid4().hex)
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -61,14 +63,6 @@ class ArmHeader:
             await self._app(scope, receive, told)
         finally:
             _assigned.reset(token)
-
-
-def key_of(headers: Headers) -> str:
-    """What tells a client from others: its own word for it, its API key, or failing both the request's id."""
-    for name in (KEY, "authorization", "x-request-id"):
-        if value := headers.get(name):
-            return f"{name} {value}"
-    return uuid.uuid4().hex
 
 
 def stop_mark(split: Split) -> Path:

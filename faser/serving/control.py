@@ -67,7 +67,7 @@ class Control:
         if self._arms is not None and self._arms.split is not None:
             return {"error": "an A/B test runs; end it with: faser ab stop --keep ARM", "busy": True}
         if self._busy():
-            return {"error": "another swap is under way", "busy": True}
+            return {"error": "another swap is under way", "busy": True, "again": True}
         try:
             made: Policy = make_policy(policy, self._cost) if data is None else LearnedPolicy(parse(data, policy))
         except (PolicyError, PolicyFileError) as error:
@@ -81,7 +81,7 @@ class Control:
         if keep not in self._arms.arms:
             return {"error": f"keep is {keep[:40]!r}; the arms are {', '.join(self._arms.arms)}"}
         if self._busy():
-            return {"error": "another stop is under way", "busy": True}
+            return {"error": "another stop is under way", "busy": True, "again": True}
         self._prepared = token, partial(self._arms.stop, keep), time.monotonic()
         return {}
 

@@ -42,6 +42,8 @@ def settings(args: Namespace) -> dict[str, Any]:
         raise UsageError(f"--faser-log-keep is {args.faser_log_keep}; allowed: 0 to 1000")
     path = Path(args.faser_log)
     try:
+        if path.exists() and not path.is_file():  # a device would be renamed, a pipe without a reader waited for
+            raise UsageError(f"--faser-log is {args.faser_log!r}; allowed: a regular file, or a new one")
         with path.open("a"):
             pass
     except OSError as error:

@@ -54,6 +54,10 @@ class Ended:
     texts: dict[str, Any] = field(default_factory=dict)
 
 
+LONGEST_NAME = 80
+"""Of a request, in the log: a client may choose any; its end is vLLM's own."""
+
+
 class SpeculationLoop:
     """One engine's loop: `decide` before a step, `record` after its verdicts, `draft` after its drafting."""
 
@@ -182,7 +186,7 @@ class SpeculationLoop:
         line = {
             "kind": "request",
             "t": round(now, 4),
-            "request": ended.request_id,
+            "request": ended.request_id[-LONGEST_NAME:],
             **(NOBODY if self._arms is None else self._arms.leave(ended.request_id)),
             "arrival": round(ended.arrival, 4),
             "ttft": None if first is None else round(max(first - ended.arrival, 0.0), 4),
@@ -252,7 +256,7 @@ class SpeculationLoop:
                 "accepted": outcome.accepted.tolist(),
                 "drafted": self._drafted,
                 "written": self._written,
-                "request": [*self._rows],
+                "request": [name[-LONGEST_NAME:] for name in self._rows],
                 "generated": self._generated,
             }
         )

@@ -59,9 +59,11 @@ class Summaries:
         """What `faser.ab.report.summary` says; records: asks all engines for theirs."""
         async with self._making:
             if time.monotonic() >= self._at + SUMMARY_S:
-                self._made = await asyncio.to_thread(_summed, await records(), split)
-                self._at = time.monotonic()
-        return self._made
+                try:
+                    self._made = await asyncio.to_thread(_summed, await records(), split)
+                finally:  # one that fails is not tried again at once either
+                    self._at = time.monotonic()
+        return self._made or summary(Records(), split)
 
 
 def _summed(engines: list[dict[str, Any]], split: Split) -> dict[str, Any]:

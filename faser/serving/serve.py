@@ -220,6 +220,7 @@ def _settings(args: Namespace, pair: Pair) -> Settings:
         split=split,
         profile=str(profile),
         predictor=predictor,
+        restored=split is None and (kept.policy or kept.kept) is not None,
         benched=kept.benched and (split is None or split == kept.split),
         admin=admin,
         controller=controller,

@@ -35,7 +35,8 @@ class Settings:
     """policy: what `make_policy` takes. split: the A/B test that runs instead, or None. profile: what `load_profile`
     takes. predictor: what `load_predictor` takes, or None: a draft's confidences are taken at their word. log: file of
     the decision log, or None; log_max_mb, log_keep: its rotation, see `step_log`; log_prompts: with the tokens of
-    requests. benched: start with the policy benched. admin: what `faser.serving.admin` may do; None: nothing.
+    requests. restored: the policy is what a swap or a stop left, so the draft stays loaded even for `none`, to swap
+    another in. benched: start with the policy benched. admin: what `faser.serving.admin` may do; None: nothing.
     """
 
     policy: str
@@ -46,6 +47,7 @@ class Settings:
     log_max_mb: float | None = None
     log_keep: int = 0
     log_prompts: bool = False
+    restored: bool = False
     benched: bool = False
     admin: AdminSettings | None = None
     controller: ControllerConfig = field(default_factory=ControllerConfig)
@@ -62,7 +64,7 @@ class Settings:
     @property
     def speculates(self) -> bool:
         """Whether a draft is needed."""
-        return any(policy != "none" for policy in self.policies)
+        return self.restored or any(policy != "none" for policy in self.policies)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Settings:

@@ -32,8 +32,8 @@ def add(group: Any) -> None:
         "--split-by",
         default=None,
         help="window: the whole engine uses one arm for a slice of time, in random order, since requests that share a "
-        "batch slow each other; request: each client its own arm (header X-Faser-Key, else Authorization, else every "
-        "request anew), and arms share batches. Default: window.",
+        "batch slow each other; request: each client its own arm (header X-Faser-Key, else every request anew), "
+        "and arms share batches. Default: window.",
     )
     group.add_argument("--split-window-s", type=float, default=None, help="Slice of time of one arm, s. Default: 60.")
     group.add_argument(

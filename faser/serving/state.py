@@ -50,7 +50,7 @@ def load(path: Path) -> State | None:
         return None
     except OSError as error:
         raise StateError(f"{path}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise StateError(f"{path} is no state file: not JSON; remove it to start with --policy") from None
     with suppress(ValueError):
         match data:

@@ -7,8 +7,9 @@ request (vLLM's own id), generated (its output tokens before the step).
 request: t (its end), arrival, ttft and seconds (s from arrival), prompt and tokens (how many), drafted, verified,
 accepted, status, excluded (from what is learned of all); with `--faser-log-prompts`, unless it is excluded, also
 prompt_ids, output_ids, temperature and max_tokens. In an A/B test both have their arm and window, and a line `split`
-tells what is tested. Enough to see what a policy did, to fit step costs, to hold a server against a tape, position by
-position, and to make a tape (`faser record --from-log`).
+tells what is tested; each further file begins with it, for a test is often longer than what is kept. Enough to see
+what a policy did, to fit step costs, to hold a server against a tape, position by position, and to make a tape
+(`faser record --from-log`).
 
 One decision: a thread of its own writes the lines, each with one call. So the engine never waits for a disk, and is not
 hurt by one that is full or gone: what cannot be written is lost, counted, and warned of now and then. An engine is
@@ -82,7 +83,10 @@ class StepLog:
     def _run(self) -> None:
         while (fields := self._lines.get()) is not None:
             try:
-                self._file.append(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
+                line = json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+                if fields.get("kind") == "split":
+                    self._file.head = line
+                self._file.append(line)
             except (OSError, TypeError, ValueError) as error:
                 self._failed += 1
                 self._warn(error)
@@ -95,13 +99,15 @@ class StepLog:
 
 
 class RotatedFile:
-    """FILE, and FILE.1 (the newest) to FILE.`keep`; none grows over `max_bytes`, but for a single line that is longer.
+    """FILE, and FILE.1 (the newest) to FILE.`keep`; none grows over `max_bytes`, but for a single line that is longer
+    (with `head`).
 
-    mode: of the files; None: as the system has it. For one thread.
+    mode: of the files; None: as the system has it. head: a line that each new file begins with. For one thread.
     """
 
     def __init__(self, path: Path, max_bytes: int | None, keep: int, mode: int | None = None) -> None:
         self._path, self._max, self._keep, self._mode = path, max_bytes, keep, mode
+        self.head = b""
         self._fd: int | None = None
         self._size = 0
 
@@ -112,6 +118,8 @@ class RotatedFile:
             self.close()
             self._rotate()
             fd = self._open()
+        if not self._size and line != self.head:
+            line = self.head + line
         if (written := os.write(fd, line)) < len(line):  # the disk was full in mid-line
             os.ftruncate(fd, self._size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
@@ -128,10 +136,15 @@ class RotatedFile:
         if self._fd is not None and not self._has_name(self._fd):
             self.close()
         if self._fd is None:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, self._mode or 0o666)
-            if self._mode is not None:
-                os.fchmod(self._fd, self._mode)
-            self._size = _mend(self._fd)
+            fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, self._mode or 0o666)
+            try:
+                if self._mode is not None:
+                    os.fchmod(fd, self._mode)
+                self._size = _mend(fd)
+            except OSError:  # not ours to make private, perhaps: then nothing is written to it
+                os.close(fd)
+                raise
+            self._fd = fd
         return self._fd
 
     def _has_name(self, fd: int) -> bool:

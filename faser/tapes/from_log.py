@@ -84,7 +84,7 @@ def _lines(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
                 for raw in lines:
                     try:
                         line = json.loads(raw)
-                    except ValueError:
+                    except (ValueError, RecursionError):
                         continue
                     if isinstance(line, dict) and line.get("kind") == "request":
                         yield line
