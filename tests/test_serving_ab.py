@@ -131,7 +131,7 @@ class TestByRequest:
         names = [f"sticky{i}" for i in range(24)]
         got = replies(server, names, key=lambda i: f"client {i % 6}")
         split = Split.from_json(ask(server, "GET", "ab").json()["split"])
-        assert [reply.arm for reply in got] == [split.arm_of_key(f"x-faser-key client {i % 6}") for i in range(24)]
+        assert [reply.arm for reply in got] == [split.arm_of_key(f"client {i % 6}") for i in range(24)]
         line_of = ended(names, folder / "log.jsonl")
         assert len({line_of[name]["key"] for name in names}) == 6
         assert "client 1" not in (folder / "log.jsonl").read_text()
