@@ -264,7 +264,7 @@ def test_engines_and_api_processes_agree(tmp_path: Path) -> None:
         got = replies(server, names, key=lambda i: f"client {i % 8}")
         answers = [ask(server, "GET", "ab").json() for _ in range(8)]
         split = Split.from_json(answers[0]["split"])
-        assert [reply.arm for reply in got] == [split.arm_of_key(f"x-faser-key client {i % 8}") for i in range(32)]
+        assert [reply.arm for reply in got] == [split.arm_of_key(f"client {i % 8}") for i in range(32)]
         logs = [tmp_path / "log.jsonl", tmp_path / "log.jsonl.dp1"]
         line_of = ended(names, *logs)
         assert [line_of[name]["arm"] for name in names] == [reply.arm for reply in got]
