@@ -27,8 +27,7 @@ from faser.ab.records import Records
 from faser.ab.report import summary
 from faser.ab.split import Split
 from faser.ab.text import text
-from faser.policy_command import URL, AdminError, ask, said
-from faser.serving.settings import ADMIN_KEY
+from faser.policy_command import AdminError, ask, flags, key_of, said
 
 FORMATS: dict[str, Callable[[dict[str, Any]], str]] = {
     "text": text,
@@ -48,23 +47,21 @@ def main(argv: list[str]) -> int:
         return 1
 
 
-def key_of(args: argparse.Namespace) -> str:
+def _key(args: argparse.Namespace) -> str:
     """The admin key. SystemExit 2: there is none."""
-    key: str | None = args.faser_admin_key or os.environ.get(ADMIN_KEY)
-    if not key:
-        print(f"faser ab: no admin key; set {ADMIN_KEY} to the server's, or give --faser-admin-key", file=sys.stderr)
+    if (key := key_of(args, "ab")) is None:
         raise SystemExit(2)
     return key
 
 
 def _show(args: argparse.Namespace) -> int:
-    answer = ask(args.url, key_of(args), "GET", "ab")
+    answer = ask(args.url, _key(args), "GET", "ab")
     print(json.dumps(answer, indent=2) if args.json else "\n".join(_shown(answer)))
     return 0
 
 
 def _stop(args: argparse.Namespace) -> int:
-    answer = ask(args.url, key_of(args), "POST", "ab/stop", {"keep": args.keep})
+    answer = ask(args.url, _key(args), "POST", "ab/stop", {"keep": args.keep})
     if args.json:
         print(json.dumps(answer, indent=2))
     else:
@@ -74,7 +71,7 @@ def _stop(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> int:
     try:
-        records, split = _from_log(args.log) if args.log else _from_server(args.url, key_of(args))
+        records, split = _from_log(args.log) if args.log else _from_server(args.url, _key(args))
         if args.log and 0 < records.counts["lines"] == records.counts["unread"] + records.counts["torn"]:
             raise ValueError(f"--log {args.log} is no log of a server: none of its lines can be read")
         said = summary(records, split, baseline=args.baseline)
@@ -128,9 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="faser ab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    server = argparse.ArgumentParser(add_help=False)
-    server.add_argument("--url", default=URL, help="of the server (default: %(default)s)")
-    server.add_argument("--faser-admin-key", default=None, help=f"default: {ADMIN_KEY}")
+    server = flags()
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_show(verbs, server)
     _add_stop(verbs, server)

@@ -40,11 +40,7 @@ class AdminError(Exception):
 def main(argv: list[str]) -> int:
     """Returns the exit status: 0 done, 1 the server refused or is not there, 2 the user's mistake."""
     args = _parser().parse_args(argv)
-    key = args.faser_admin_key or os.environ.get(ADMIN_KEY)
-    if not key:
-        print(
-            f"faser policy: no admin key; set {ADMIN_KEY} to the server's, or give --faser-admin-key", file=sys.stderr
-        )
+    if (key := key_of(args, "policy")) is None:
         return 2
     try:
         answer = ask(args.url, key, *ROUTES[args.verb], {"policy": args.policy} if args.verb == "swap" else None)
@@ -104,13 +100,28 @@ def said(of: dict[str, Any]) -> str:
     return f"{of['policy']}{', BENCHED' if of['benched'] else ''}; {of['decisions']} decisions; fallbacks: {faults}"
 
 
+def key_of(args: argparse.Namespace, command: str) -> str | None:
+    """The admin key that `flags` got, or of the environment. None: there is none, which was said."""
+    key: str | None = args.faser_admin_key or os.environ.get(ADMIN_KEY) or None
+    if key is None:
+        text = f"no admin key; set {ADMIN_KEY} to the server's, or give --faser-admin-key"
+        print(f"faser {command}: {text}", file=sys.stderr)
+    return key
+
+
+def flags() -> argparse.ArgumentParser:
+    """A parent parser: which server is asked, and with which key."""
+    server = argparse.ArgumentParser(add_help=False)
+    server.add_argument("--url", default=URL, help="of the server (default: %(default)s)")
+    server.add_argument("--faser-admin-key", default=None, help=f"default: {ADMIN_KEY}")
+    return server
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="faser policy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--url", default=URL, help="of the server (default: %(default)s)")
-    common.add_argument("--faser-admin-key", default=None, help=f"default: {ADMIN_KEY}")
+    common = flags()
     common.add_argument("--json", action="store_true", help="print the server's answer as it is")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("list", parents=[common], help="what may be swapped in")

@@ -1,4 +1,6 @@
-"""Fixtures shared by all areas: only the embedded models, which take seconds to make."""
+"""Fixtures shared by all areas: the embedded models, which take seconds to make, and torch on one thread."""
+
+from collections.abc import Iterator
 
 import pytest
 
@@ -9,3 +11,14 @@ from faser.models import Pair, prepare
 def models() -> Pair:
     """The `smollm2` pair, whole, in the default cache directory (FASER_CACHE moves it)."""
     return prepare("smollm2", progress=False)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For models this small two threads mostly wait for each other, for seconds on a busy machine."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,7 @@ from faser.tapes.recorder import main  # noqa: E402
 VOCABULARY, LONGEST = 96, 64
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """For models this small two threads mostly wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tiny(seed: int) -> Any:

@@ -6,7 +6,6 @@ import json
 import lzma
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,7 @@ END = 2
 PROMPTS = [[5, 9, 11], [7, 4, 3, 8, 30, 31, 12], [20], [40, 41, 42, 43]]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """For models this small two threads mostly wait for each other, for seconds on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tiny(seed: int, vocabulary: int = len(WORDS), longest: int = 64) -> Any:

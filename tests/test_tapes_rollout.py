@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,7 @@ from faser.tapes.rollout import Texts, rollout  # noqa: E402
 VOCABULARY = 400
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """For models this small two threads mostly wait for each other, for seconds on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tiny(seed: int, layers: int = 2) -> Any:

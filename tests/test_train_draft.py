@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,7 @@ VOCABULARY = 96
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """For models this small two threads mostly wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def target(vocabulary: int = VOCABULARY) -> Any:
