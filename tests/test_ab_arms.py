@@ -204,7 +204,8 @@ def test_a_request_that_ends_leaves_a_line_and_nothing_else(tmp_path: Path, spli
     of.close()
     plain.close()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    r1, r2, r3 = (line for line in lines if line["kind"] == "request")
+    assert [line["kind"] for line in lines][-4:] == ["step", "request", "request", "request"]  # their step goes first
+    r1, r2, r3 = lines[-3:]
     assert (r1["drafted"], r1["verified"], r1["accepted"], r1["tokens"], r1["prompt"]) == (4, 4, 2, 7, 8)
     assert 1.0 <= r1["ttft"] <= r1["seconds"] == pytest.approx(r1["t"] - r1["arrival"], abs=1e-3)
     assert r2["ttft"] == r2["seconds"]  # its first token was its last

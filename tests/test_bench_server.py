@@ -160,3 +160,12 @@ def test_stopping_twice_and_free_ports_are_harmless() -> None:
         server.start()
         server.stop()
     assert port_is_free(free_port())
+
+
+def test_what_fails_in_the_block_says_how_the_server_ended() -> None:
+    dies = SERVE.replace("self.end_headers()", "self.end_headers(); print('no more', flush=True); child.kill()")
+    with pytest.raises(ValueError, match="a fault") as failed, Server([], command=[sys.executable, "-c", dies]):
+        raise ValueError("a fault")
+    (note,) = failed.value.__notes__
+    assert "the server runs; it said last:" in note
+    assert "no more" in note

@@ -18,6 +18,7 @@ from faser import cli
 from faser.ab.records import Records
 from faser.ab.report import summary
 from faser.ab.split import Split
+from faser.bench.client import own_connections
 from faser.bench.server import Server
 from faser.serving import split_flags
 from faser.serving.serve import build_parser
@@ -55,9 +56,7 @@ async def _replies(
         tokens = response.raise_for_status().json()["choices"][0]["token_ids"]
         return Reply(response.headers.get("x-faser-arm"), tokens)
 
-    # No connection is used twice: each may meet another API process.
-    limits = httpx.Limits(max_keepalive_connections=0)
-    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False, limits=limits) as client:
+    async with own_connections(url) as client:  # each may meet another API process
         return await asyncio.gather(*(one(client, i) for i in range(len(names))))
 
 

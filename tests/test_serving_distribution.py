@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
+from faser.bench.client import own_connections
 from faser.bench.server import Server
 
 pytestmark = pytest.mark.server
@@ -27,7 +27,7 @@ RARE = 50
 
 async def sample(url: str) -> list[tuple[int, ...]]:
     """SAMPLES continuations of TOKENS tokens."""
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+    async with own_connections(url) as client:
         ask = {**BODY, "ignore_eos": True, "return_token_ids": True}
         replies = []
         for _ in range(SAMPLES // PER_REQUEST):

@@ -15,7 +15,7 @@ import tokenizers
 import torch
 import transformers
 
-from faser.bench.client import replay
+from faser.bench.client import own_connections, replay
 from faser.bench.server import Server
 
 pytestmark = pytest.mark.server
@@ -101,7 +101,7 @@ def tokens(server: Server) -> list[list[int]]:
     """Greedy answers to prompts of tokens, all at once."""
 
     async def every() -> list[list[int]]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=120, trust_env=False) as client:
+        async with own_connections(server.url) as client:
 
             async def one(n: int) -> list[int]:
                 body = {"prompt": [5 + n, 9, 11 * n], "max_tokens": 40, "temperature": 0, "ignore_eos": True}

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from faser import cli
-from faser.bench.client import Reply, replay
+from faser.bench.client import Reply, own_connections, replay
 from faser.bench.server import Server
 from faser.models import Pair
 from faser.tapes import load_tape
@@ -265,12 +265,12 @@ def test_prompts_in_pieces_beside_ragged_drafts_alter_no_token(server: Server) -
     swap(server, "random:7")
 
     async def together() -> list[str]:
-        async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
+        async with own_connections(server.url) as client:
 
             async def one(n: int) -> str:
                 await asyncio.sleep(0.15 * n)
                 body = {**STORY, "prompt": prompts[n]}
-                answer = await client.post(f"{server.url}/v1/completions", json=body)
+                answer = await client.post("/v1/completions", json=body)
                 return str(answer.raise_for_status().json()["choices"][0]["text"])
 
             return list(await asyncio.gather(*map(one, range(len(prompts)))))
@@ -292,7 +292,7 @@ def test_of_many_requests_and_aborts_nothing_is_left(server: Server, expected: l
         async def one(client: httpx.AsyncClient, n: int) -> None:
             body = {**STORY, "prompt": f"{n} and", "max_tokens": 400 if n % 4 == 0 else 4, "stream": True}
             body["ignore_eos"] = True
-            async with gate, client.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+            async with gate, client.stream("POST", "/v1/completions", json=body) as answer:
                 answer.raise_for_status()
                 if n % 4:
                     async for _ in answer.aiter_lines():
@@ -300,7 +300,7 @@ def test_of_many_requests_and_aborts_nothing_is_left(server: Server, expected: l
                 elif n % 8:
                     await anext(answer.aiter_lines())
 
-        async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
+        async with own_connections(server.url) as client:
             await asyncio.gather(*(one(client, n) for n in range(count)))
 
     asyncio.run(storm(REQUESTS // 2))

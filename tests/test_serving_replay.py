@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+from faser.bench.client import own_connections
 from faser.bench.server import Server
 from faser.core import MAX_DEPTH
 from faser.tapes import Tape, load_tape
@@ -47,7 +48,7 @@ async def outputs(url: str, tape: Tape, rows: Sequence[int]) -> list[list[int]]:
             response = await client.post("/v1/completions", json=body)
         return list(response.raise_for_status().json()["choices"][0]["token_ids"])
 
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+    async with own_connections(url) as client:
         return await asyncio.gather(*(one(client, row) for row in rows))
 
 

@@ -48,6 +48,13 @@ def percentile(values: Sequence[float], q: float) -> float:
     return float(np.percentile(known, q)) if known else float("nan")
 
 
+def own_connections(url: str, timeout_s: float = 600.0) -> httpx.AsyncClient:
+    """A client with a connection for each request: a server closes idle ones, perhaps just as one is used again."""
+    return httpx.AsyncClient(
+        base_url=url, timeout=timeout_s, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False
+    )
+
+
 async def replay(
     url: str,
     prompts: Sequence[str],
@@ -68,8 +75,7 @@ async def replay(
             reply = replies[i] = await ask(client, prompt, max_tokens=max_tokens)
             on_reply(reply)
 
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits, trust_env=False) as client:
+    async with own_connections(url) as client:
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(concurrency, len(prompts))):

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import httpx
 
+from faser.bench.client import own_connections
 from faser.bench.prompts import choose, load_prompts
 from faser.bench.server import Server
 
@@ -51,7 +52,7 @@ async def _tokens(client: httpx.AsyncClient, gate: asyncio.Semaphore, prompt: st
 async def generate(url: str, prompts: Sequence[str], *, tokens: int, concurrency: int) -> list[list[int]]:
     """Greedy token ids, `tokens` for each of `prompts`, with at most `concurrency` requests at once."""
     gate = asyncio.Semaphore(concurrency)
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+    async with own_connections(url) as client:
         return await asyncio.gather(*(_tokens(client, gate, p, tokens) for p in prompts))
 
 

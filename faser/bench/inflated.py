@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from faser.bench.client import own_connections
 from faser.bench.identity import generate
 from faser.bench.prompts import choose, load_prompts
 from faser.bench.server import Server, ServerError
@@ -51,13 +52,13 @@ async def read(url: str, model: str, texts: Sequence[tuple[list[int], list[int]]
         positions = response.raise_for_status().json()["choices"][0]["prompt_logprobs"][len(prompt) :]
         return [int(next(token for token, entry in at.items() if entry["rank"] == 1)) for at in positions]
 
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+    async with own_connections(url) as client:
         return await asyncio.gather(*(one(client, *text) for text in texts))
 
 
 async def prompt_ids(url: str, model: str, prompts: Sequence[str]) -> list[list[int]]:
     """Token ids of `prompts` in the model's chat format."""
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+    async with own_connections(url) as client:
         found = []
         for prompt in prompts:
             body = {"model": model, "messages": [{"role": "user", "content": prompt}]}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from faser.bench.client import Reply, replay
+from faser.bench.client import Reply, own_connections, replay
 from faser.bench.metrics import Metrics
 
 SAMPLE_S = 0.5
@@ -108,7 +108,7 @@ async def measure(
     on_reply: Callable[[Reply], None] = lambda _: None,
 ) -> Run:
     """Put `phase` on the server at `url`. Raises ReplayError or httpx.HTTPError."""
-    async with httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as client:
+    async with own_connections(url, timeout_s=60.0) as client:
         before = await read(client)
         readings: list[tuple[float, Metrics]] = [(0.0, before)]
         start = time.perf_counter()

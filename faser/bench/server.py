@@ -72,7 +72,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._scratch = Path()
-        self._client = httpx.Client(timeout=30.0, trust_env=False)
+        self._client = httpx.Client(timeout=30.0, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
         self._started = 0.0
 
     def __enter__(self) -> Server:
@@ -88,6 +88,10 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception) and self._process is not None:
+            status = self._process.poll()
+            how = "runs" if status is None else f"ended with status {status}"
+            error.add_note("\n  ".join([f"the server {how}; it said last:", *self.log_tail()]))
         self.stop()
 
     @property

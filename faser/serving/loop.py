@@ -92,6 +92,7 @@ class SpeculationLoop:
         self._waiting, self._kv_usage = 0, 0.0
         self._told: dict[str, Any] = {"policy": ""}  # of the decision of the step under way
         self._outcome: StepOutcome | None = None
+        self._endings: list[dict[str, Any]] = []  # lines of requests that ended in the step under way
         self._started = self._ended = 0.0
         self._step_ms = 0.0
         if arms is not None and arms.split is not None:
@@ -179,7 +180,7 @@ class SpeculationLoop:
         self._table.reset(0)
 
     def finish(self, ended: Ended) -> None:
-        """Log a request that has ended in whatever way, and forget it."""
+        """Log a request that has ended in whatever way, after the step in which it did, and forget it."""
         now, slot = time.time(), self._slot.get(ended.request_id)
         first = self._first.get(ended.request_id, now) if ended.tokens else None
         drafted, verified, accepted = (0, 0, 0) if slot is None else self._sums[:, slot].tolist()
@@ -201,7 +202,7 @@ class SpeculationLoop:
             **ended.texts,
         }
         self.forget(ended.request_id)
-        self._write(line)
+        self._endings.append(line)
 
     def forget(self, request_id: str) -> None:
         """Drop all state of a request."""
@@ -219,10 +220,17 @@ class SpeculationLoop:
             self._log.close()
 
     def _end_step(self, now: float | None = None) -> None:
-        """Account for the last step. With requests left it took until `now`, when the next begins."""
+        """Account for the last step and log who ended since. With requests left it took until `now`, when the next
+        begins.
+        """
         outcome, self._outcome = self._outcome, None
-        if outcome is None:
-            return
+        if outcome is not None:
+            self._count(outcome, now)
+        endings, self._endings = self._endings, []
+        for line in endings:
+            self._write(line)
+
+    def _count(self, outcome: StepOutcome, now: float | None) -> None:
         ended = now if now is not None and self._slot else self._ended
         outcome = replace(outcome, seconds=ended - self._started)
         self._step_ms = 1000.0 * outcome.seconds
