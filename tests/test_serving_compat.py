@@ -1,7 +1,12 @@
 """Repairs of vLLM are needed, and work."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 from vllm.platforms import current_platform
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
 
 from faser.serving import compat
@@ -16,3 +21,30 @@ def test_a_batch_is_expanded_to_its_drafted_tokens() -> None:
     assert temperature.tolist() == torch.tensor([0.5, 1.0, 1.0, 0.9, 0.9]).tolist()
     top_k = expand_batch_to_tokens(torch.tensor([5, 6, 7, 8], dtype=torch.int32), ends, 5)
     assert top_k.tolist() == [5, 6, 6, 8, 8]
+
+
+def test_a_step_of_single_rows_is_planned_as_longer_ones_where_graphs_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[tuple[int, bool]] = []
+
+    def build(_self: object, _prefix: int, metadata: CommonAttentionMetadata, fast: bool) -> None:
+        planned.append((metadata.max_query_len, fast))
+
+    monkeypatch.setattr(FlashAttentionMetadataBuilder, "build", build)
+    compat.plan_attention_as_captured()
+    for full in (True, False):
+        for rows in (1, 5):
+            starts = torch.tensor([0, rows], dtype=torch.int32)
+            metadata = CommonAttentionMetadata(
+                query_start_loc=starts,
+                query_start_loc_cpu=starts,
+                seq_lens=torch.tensor([9]),
+                num_reqs=1,
+                num_actual_tokens=rows,
+                max_query_len=rows,
+                max_seq_len=9,
+                block_table_tensor=torch.zeros(1, 1, dtype=torch.int32),
+                slot_mapping=torch.zeros(rows, dtype=torch.int64),
+            )
+            builder = SimpleNamespace(use_full_cuda_graph=full)
+            FlashAttentionMetadataBuilder.build(builder, 0, metadata, fast_build=True)  # type: ignore[arg-type]
+    assert planned == [(2, True), (5, True), (1, True), (5, True)]

@@ -1,7 +1,7 @@
 """Does the simulator tell what a server does? The same requests at the same times under the same policy, in both.
 
     python -m faser.bench.fidelity --pair smollm2
-    python -m faser.bench.fidelity --pair llama2-13b --load 0.8 --requests 96
+    python -m faser.bench.fidelity --pair llama2-13b --profile FILE --load 0.8 --requests 96
 
 The engine that `faser serve` runs serves them in real time, and `faser.envs.simulator` on the pair's profile and tape.
 Compared are the mean time in system, output tokens over the seconds in which the engine worked, and steps. The
@@ -22,7 +22,7 @@ import numpy as np
 
 from faser.acceptance import shipped_for
 from faser.bench.arguments import positive, whole
-from faser.costs import StepCost
+from faser.costs import StepCost, load_profile
 from faser.costs.fit import predict
 from faser.costs.steps import Steps
 from faser.envs.periods import period
@@ -56,6 +56,8 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         cost, tape = measured(args.pair)
+        if args.profile is not None:
+            cost = load_profile(args.profile)
         for name in args.policies:
             make_policy(name, cost)
         test = period("test", tape)
@@ -70,7 +72,10 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="faser-fidelity-") as scratch:
         log = Path(scratch) / "steps.jsonl"
         settings = Settings(
-            policy=args.policies[0], profile=str(pair.profile), predictor=shipped_for(pair.tape), log=str(log)
+            policy=args.policies[0],
+            profile=str(args.profile or pair.profile),
+            predictor=shipped_for(pair.tape),
+            log=str(log),
         )
         engine = OfflineEngine(str(pair.target), str(pair.draft), settings, max_batch=args.slots)
         room = {"slots": args.slots, "max_batched_tokens": engine.budget, "kv_tokens": engine.kv_tokens}
@@ -153,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m faser.bench.fidelity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pair", default="smollm2", help=f"{', '.join(known_models())} (default: %(default)s)")
+    parser.add_argument("--profile", help="name or file of another profile than the pair's, as of this very machine")
     parser.add_argument("--policies", nargs="+", default=POLICIES, help="default: %(default)s")
     parser.add_argument("--suites", nargs="+", default=SUITES, help="of the test period (default: %(default)s)")
     parser.add_argument("--episodes", type=whole, default=2, help="of each suite (default: %(default)s)")

@@ -128,6 +128,26 @@ def use_full_graphs(config: CompilationConfig) -> None:
     config.cudagraph_mode = CUDAGraphMode.FULL
 
 
+def plan_attention_as_captured() -> None:
+    """Have FlashAttention 3 plan a step of single rows as the full CUDA graph that it runs in was captured.
+
+    The plan's layout depends on whether attention is causal, and where the longest query has one row and heads are not
+    65 to 128 wide, causal attention is taken for full attention. Graphs are captured over several rows a request, so
+    they read a column that such a plan lacks: on an H200, SmolLM2 at draft length 0 wrote nonsense. So no step says
+    that its longest query is shorter than two rows.
+    """
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
+
+    own = FlashAttentionMetadataBuilder.build
+
+    def build(self: Any, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
+        if self.use_full_cuda_graph and common_attn_metadata.max_query_len == 1:
+            common_attn_metadata = common_attn_metadata.replace(max_query_len=2)
+        return own(self, common_prefix_len, common_attn_metadata, fast_build)
+
+    FlashAttentionMetadataBuilder.build = build
+
+
 def piecewise_graphs(config: CompilationConfig) -> CompilationConfig:
     """The same with piecewise CUDA graphs in place of full ones; the registry of layers in it stays shared."""
     from vllm.config import CUDAGraphMode

@@ -19,6 +19,7 @@ class FaserWorker(compat.worker_base()):  # type: ignore[misc]  # the base depen
 
     def init_device(self) -> None:
         compat.repair_cpu_kernels()
+        compat.plan_attention_as_captured()
         with compat.drafter_class(LazyDrafter):
             super().init_device()
         drafter = getattr(self.model_runner, "drafter", None)  # none without speculation
