@@ -26,7 +26,9 @@ from faser.bench.prompts import choose, load_prompts
 from faser.bench.server import Server, ServerError
 
 LENGTH = 4
-AT_ONCE = 16
+AT_ONCE, READ_AT_ONCE = 16, 64
+READ = 16
+"""Outputs, of which every position is read."""
 AGREEMENT, TOLERANCE = 0.98, 0.03
 """Least share of equal most probable tokens, and largest relative difference in accepted lengths."""
 
@@ -42,18 +44,23 @@ class Seen:
 
 
 async def read(url: str, model: str, texts: Sequence[tuple[list[int], list[int]]]) -> list[list[int]]:
-    """The most probable token at each output position of (prompt, output) token ids."""
-    gate = asyncio.Semaphore(AT_ONCE)
+    """The most probable token at each output position of (prompt, output) token ids.
 
-    async def one(client: httpx.AsyncClient, prompt: list[int], output: list[int]) -> list[int]:
-        body = {"model": model, "prompt": prompt + output, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
+    Each is asked for with a request of its own. vLLM 0.32's log-probabilities of a prompt would be one request a text,
+    but on a GPU with a draft they are wrong (its pull request 53520): the draft overwrites what they are made of.
+    """
+    gate = asyncio.Semaphore(READ_AT_ONCE)
+
+    async def one(client: httpx.AsyncClient, ids: list[int]) -> int:
+        body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
         async with gate:
-            response = await client.post("/v1/completions", json=body)
-        positions = response.raise_for_status().json()["choices"][0]["prompt_logprobs"][len(prompt) :]
-        return [int(next(token for token, entry in at.items() if entry["rank"] == 1)) for at in positions]
+            response = await client.post("/v1/completions", json={**body, "return_token_ids": True})
+        return int(response.raise_for_status().json()["choices"][0]["token_ids"][0])
 
     async with own_connections(url) as client:
-        return await asyncio.gather(*(one(client, *text) for text in texts))
+        asked = (one(client, prompt + output[:at]) for prompt, output in texts for at in range(len(output)))
+        best = iter(await asyncio.gather(*asked))
+    return [[next(best) for _ in output] for _, output in texts]
 
 
 async def prompt_ids(url: str, model: str, prompts: Sequence[str]) -> list[list[int]]:
@@ -77,8 +84,8 @@ def look(target: Path, draft: Path, prompts: Sequence[str], tokens: int, referen
             written = asyncio.run(generate(server.url, prompts, tokens=tokens, concurrency=AT_ONCE))
             lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
             steps = [line for line in lines if line["kind"] == "step"]
-            asked = asyncio.run(prompt_ids(server.url, "model", prompts))
-            texts = list(zip(asked, reference.written if reference else written, strict=True))
+            asked = asyncio.run(prompt_ids(server.url, "model", prompts[:READ]))
+            texts = list(zip(asked, (reference.written if reference else written)[:READ], strict=True))
             best = asyncio.run(read(server.url, "model", texts))
     verdicts = [pair for step in steps for pair in zip(step["verified"], step["accepted"], strict=True)]
     return Seen(written, best, float(np.mean([accepted for verified, accepted in verdicts if verified == LENGTH])))
@@ -90,7 +97,7 @@ def main() -> int:
     parser.add_argument("--source", type=Path, required=True, help="directory of the model that was inflated")
     parser.add_argument("--inflated", type=Path, required=True, help="directory of the inflated model")
     parser.add_argument("--draft", type=Path, required=True, help="directory of a draft of both")
-    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--prompts", type=int, default=120)
     parser.add_argument("--tokens", type=int, default=128, help="of each output")
     args = parser.parse_args()
     prompts = [p.prompt for p in choose(load_prompts(), args.prompts)]
