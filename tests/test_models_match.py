@@ -135,6 +135,21 @@ def test_a_profile_of_another_machine_is_named_with_what_measures_this_one() -> 
     assert all(part in said for part in (cost.name, cost.device, "NVIDIA RTX 9090", "faser profile"))
 
 
+def test_a_profile_of_other_widths_is_named_with_both(models: Pair, tmp_path: Path) -> None:
+    cost = load_profile("cpu-smollm2")
+    assert match.foreign_shapes(cost, models.target, models.draft) is None
+    assert match.foreign_shapes(cost, models.target, None) is None
+    said = str(match.foreign_shapes(load_profile("h200-llama2-13b"), models.target, models.draft))
+    assert "a target of hidden 5120, layers 40, heads 40, " in said
+    assert f"{models.target} has hidden 576, layers 30, heads 9, " in said
+    wider = json.loads((Path(models.draft or "") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(wider | {"intermediate_size": 2048}))
+    said = str(match.foreign_shapes(cost, models.target, tmp_path))
+    assert f"a draft of intermediate 768; {tmp_path} has intermediate 2048; measure" in said
+    (tmp_path / "config.json").write_text('{"vocab_size": 5}')
+    assert match.foreign_shapes(cost, tmp_path, "a/hub-id") is None
+
+
 def test_a_policy_says_what_it_was_trained_on(tmp_path: Path) -> None:
     small = smollm2.pair(tmp_path)
     assert match.untrained({"models": ["smollm2", "mistral-7b"]}, small) is None

@@ -6,6 +6,7 @@ against anyone: these checks return None. What they do find is sure.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from faser.costs import StepCost
 from faser.models.fingerprint import function
 from faser.models.json_file import read_json
 from faser.models.pair import ModelError, Pair
+from faser.models.shapes import Shape
 from faser.tapes.tape import Tape, TapeError
 
 Model = Path | str
@@ -86,6 +88,26 @@ def foreign_profile(cost: StepCost, device: str) -> str | None:
         f"profile {cost.name!r} was measured on {cost.device!r}, this machine is {device!r}; "
         "measure this one with: faser profile --target MODEL --out FILE"
     )
+
+
+def foreign_shapes(cost: StepCost, target: Model, draft: Model | None) -> str | None:
+    """Which model has other layers or widths than the one that these step costs were measured with; None: neither."""
+    for what, model in (("target", target), ("draft", draft)):
+        measured, config = cost.measured.get(what, {}), None if model is None else _json(Path(model) / "config.json")
+        if "layers" not in measured or config is None:
+            continue
+        try:
+            shape = asdict(Shape.of_config(config, str(model)))
+        except ModelError:  # not a Llama-like one
+            continue
+        del shape["name"]
+        if differ := [key for key, width in shape.items() if measured.get(key) != width]:
+            there, here = (", ".join(f"{key} {one.get(key)}" for key in differ) for one in (measured, shape))
+            return (
+                f"profile {cost.name!r} was measured with a {what} of {there}; {model} has {here}; "
+                "measure this pair with: faser profile --target MODEL --draft DIR --out FILE"
+            )
+    return None
 
 
 def untrained(training: dict[str, Any], pair: Pair) -> str | None:

@@ -181,7 +181,8 @@ def _doubts(pair: Pair, draft: Path | str | None, policies: list[Policy], profil
     """What does not belong together, though it can be served: it costs speed only."""
     if draft is not None and (differ := match.renumbered(pair.target, draft)):
         yield differ
-    if other := match.foreign_profile(load_profile(profile), _device()):
+    cost = load_profile(profile)
+    if other := match.foreign_profile(cost, _device()) or match.foreign_shapes(cost, pair.target, draft):
         yield f"{other}, and give it with --faser-profile"
     for policy in policies:
         if isinstance(policy, LearnedPolicy) and (other := match.untrained(policy.file.training, pair)):
