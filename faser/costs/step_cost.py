@@ -16,6 +16,10 @@ from faser.core import MAX_DEPTH
 PROFILES = Path(__file__).parent / "profiles"
 
 
+FAR = 1e9
+"""How far past its last point a curve goes on: more rows, requests or tokens than there can be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Curve:
     """Piecewise linear through (x, ms), flat before the first point, at the last slope after the last one."""
@@ -31,17 +35,13 @@ class Curve:
             raise ValueError("a curve's x must increase")
         if not (np.isfinite(self.ms).all() and min(self.ms) >= 0):
             raise ValueError("a curve's ms must be finite and not negative")
-        points = np.array(self.x, np.float64), np.array(self.ms, np.float64)
+        slope = (self.ms[-1] - self.ms[-2]) / (self.x[-1] - self.x[-2]) if len(self.x) > 1 else 0.0
+        points = np.array([*self.x, self.x[-1] + FAR]), np.array([*self.ms, self.ms[-1] + FAR * slope])
         object.__setattr__(self, "_points", points)  # made once: a policy evaluates curves in every step
 
     def __call__(self, at: ArrayLike) -> NDArray[np.float64]:
         """ms at `at` (any shape)."""
-        x = np.asarray(at, np.float64)
-        inside = np.interp(x, *self._points)
-        if len(self.x) == 1:
-            return inside
-        slope = (self.ms[-1] - self.ms[-2]) / (self.x[-1] - self.x[-2])
-        return inside + np.maximum(x - self.x[-1], 0.0) * slope
+        return np.interp(at, *self._points)
 
 
 NOTHING = Curve((1.0,), (0.0,))

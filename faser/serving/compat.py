@@ -212,15 +212,16 @@ def prefill_tokens(scheduler: Scheduler, rows: int) -> int:
 
 def row(request: Request) -> Row:
     """A request as the loop knows it."""
+    params = request.sampling_params
     return Row(
-        request_id=request.request_id,
-        context=request.num_computed_tokens,
-        generated=request.num_output_tokens,
-        max_tokens=request.max_tokens,
-        drafted=len(request.spec_token_ids),
-        arrival=request.arrival_time,
-        temperature=request.sampling_params.temperature if request.sampling_params else 0.0,
-        excluded=excluded(request),
+        request.request_id,
+        request.num_computed_tokens,
+        request.num_output_tokens,
+        request.max_tokens,
+        len(request.spec_token_ids),
+        request.arrival_time,
+        params.temperature if params else 0.0,
+        excluded(request),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,9 +24,11 @@ from faser.serving.metrics import StepMetrics
 from faser.serving.step_log import StepLog
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A request that decodes in the coming step. arrival: seconds since the epoch; temperature: of its sampling."""
+class Row(NamedTuple):
+    """A request that decodes in the coming step. arrival: seconds since the epoch; temperature: of its sampling.
+
+    A tuple, since as many as there are requests are made twice a step.
+    """
 
     request_id: str
     context: int
