@@ -41,7 +41,7 @@ class Curve:
 
     def __call__(self, at: ArrayLike) -> NDArray[np.float64]:
         """ms at `at` (any shape)."""
-        return np.interp(at, *self._points)
+        return np.interp(np.asarray(at, np.float64), *self._points)
 
 
 NOTHING = Curve((1.0,), (0.0,))
