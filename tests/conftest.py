@@ -1,6 +1,11 @@
-"""Fixtures shared by all areas: the embedded models, which take seconds to make, and torch on one thread."""
+"""Fixtures of several areas: the embedded models, which take seconds to make, torch on one thread, Triton on a CPU."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -22,3 +27,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> Iterator[Callable[..., Any]]:
+    """`interpreted(f, *arguments)` is f of them where Triton's kernels run on the CPU, and fresh memory holds garbage.
+
+    That is another process: whether Triton interprets is settled when it is first imported.
+    """
+    import torch
+
+    # Deterministic torch fills what torch.empty gives: NaN, or the largest integer.
+    pool = ProcessPoolExecutor(1, get_context("spawn"), torch.use_deterministic_algorithms, (True,))
+    with pool:
+        with patch.dict(os.environ, TRITON_INTERPRET="1", OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore"):
+            pool.submit(int).result()
+        yield lambda f, *arguments: pool.submit(f, *arguments).result()

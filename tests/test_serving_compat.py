@@ -9,13 +9,20 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
 
+from faser.kernels.verify import verify
 from faser.serving import compat
 
 
-def test_a_batch_is_expanded_to_its_drafted_tokens() -> None:
+@pytest.fixture
+def cpu_kernels() -> None:
+    """vLLM's, as its worker sets them up."""
     current_platform.import_kernels()
     current_platform.register_triton_kernel_overrides()
     compat.repair_cpu_kernels()
+
+
+@pytest.mark.usefixtures("cpu_kernels")
+def test_a_batch_is_expanded_to_its_drafted_tokens() -> None:
     ends = torch.tensor([1, 3, 3, 5], dtype=torch.int32)  # 1, 2, 0 and 2 drafted tokens
     temperature = expand_batch_to_tokens(torch.tensor([0.5, 0.0, 0.7, 0.9]), ends, 5, replace_from=0, replace_to=1)
     assert temperature.tolist() == torch.tensor([0.5, 1.0, 1.0, 0.9, 0.9]).tolist()
@@ -48,3 +55,20 @@ def test_a_step_of_single_rows_is_planned_as_longer_ones_where_graphs_are_full(m
             builder = SimpleNamespace(use_full_cuda_graph=full)
             FlashAttentionMetadataBuilder.build(builder, 0, metadata, fast_build=True)  # type: ignore[arg-type]
     assert planned == [(2, True), (5, True), (1, True), (5, True)]
+
+
+@pytest.mark.usefixtures("cpu_kernels")
+def test_vllm_verifies_greedy_requests_as_we_do() -> None:
+    generator = torch.Generator().manual_seed(0)
+    counts = [0, 7, 3, 1, 0, 4]
+    rows = sum(counts) + len(counts)
+    logits = torch.randn(rows, 50, generator=generator).bfloat16()
+    drafts = torch.cat([part.argmax(dim=-1)[:-1] for part in logits.split([n + 1 for n in counts])]).int()
+    drafts[4], drafts[9] = 3, -1
+    ends = torch.tensor(counts).cumsum(0).int()
+    for temperature in ([0.0] * 6, [0.0, 0.0, 0.0, 0.0, 0.7, 1.0]):
+        heat = torch.tensor(temperature)
+        ours = verify(logits, drafts, ends, heat, torch.rand(rows, generator=generator), 7).tokens
+        for theirs in compat.verifiers(logits, drafts, counts, heat):
+            assert theirs()[heat == 0.0].equal(ours[heat == 0.0])
+    assert ours[:4].gt(-1).sum(dim=1).tolist() == [1, 5, 3, 2]

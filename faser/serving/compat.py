@@ -291,3 +291,66 @@ def verdicts(scheduled: SchedulerOutput, output: ModelRunnerOutput) -> dict[str,
 def prefilled(scheduled: SchedulerOutput, decoding: set[str]) -> int:
     """Prompt tokens computed in a step whose decoding requests were `decoding`."""
     return sum(n for request_id, n in scheduled.num_scheduled_tokens.items() if request_id not in decoding)
+
+
+def verifiers(
+    logits: torch.Tensor, drafts: torch.Tensor, counts: list[int], temperature: torch.Tensor
+) -> tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]:
+    """vLLM's verification of greedy drafts, to hold ours against: whole, from `logits`, and its last part alone.
+
+    logits: [N + B, V], drafts: [N] int32 and temperature: [B] float32 as for `faser.kernels.verify`; counts: of drafts,
+    not all 0. Either gives tokens [B, longest + 1] int32. The part is `rejection_sample`, which finds ready what the
+    whole has made by then: the drafts' logits, gathered and float32, and one more token for each request.
+    """
+    from vllm.v1.sample.logits_processor import LogitsProcessors
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.sample.rejection_sampler import RejectionSampler, rejection_sample
+    from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+    device = logits.device
+    rows = torch.tensor(counts, device=device) + 1
+    ends = rows.cumsum(0)
+    last = ends - 1
+    drafted = torch.ones(len(logits), dtype=torch.bool, device=device).index_fill(0, last, False).nonzero().squeeze(1)
+    metadata = SpecDecodeMetadata(
+        draft_token_ids=drafts,
+        num_draft_tokens=counts,
+        cu_num_draft_tokens=(rows - 1).cumsum(0).int(),
+        cu_num_sampled_tokens=ends.int(),
+        target_logits_indices=drafted.int(),
+        bonus_logits_indices=last.int(),
+        logits_indices=torch.arange(len(logits), dtype=torch.int32, device=device),
+    )
+    greedy = bool((temperature == 0.0).all())
+    none = torch.empty(0, device=device)
+    sampling = SamplingMetadata(
+        temperature=None if greedy else temperature,
+        all_greedy=greedy,
+        all_random=bool((temperature != 0.0).all()),
+        top_p=None,
+        top_k=None,
+        generators={},
+        max_num_logprobs=None,
+        no_penalties=True,
+        prompt_token_ids=None,
+        frequency_penalties=none,
+        presence_penalties=none,
+        repetition_penalties=none,
+        output_token_ids=[[] for _ in counts],
+        allowed_token_ids_mask=None,
+        bad_words_token_ids={},
+        logitsprocs=LogitsProcessors(),
+    )
+    sampler = RejectionSampler(Sampler(), device=device)
+    ready, bonus = logits[drafted].float(), logits[last].argmax(dim=-1, keepdim=True).int()
+
+    def whole() -> torch.Tensor:
+        tokens: torch.Tensor = sampler(metadata, None, logits, sampling).sampled_token_ids
+        return tokens
+
+    def part() -> torch.Tensor:
+        made = metadata.cu_num_draft_tokens
+        return rejection_sample(drafts, counts, metadata.max_spec_len, made, None, ready, bonus, sampling)
+
+    return whole, part
