@@ -151,6 +151,11 @@ class StepOutcome:
     draft_depth: int
     prefill_tokens: int
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing ran in it: a server takes one such step after its last request. Its depth drafts nothing."""
+        return not len(self.verified) and not self.prefill_tokens
+
 
 class Policy(Protocol):
     """The one method that an engine asks of a policy. It may keep state, but not the arrays that it is given."""

@@ -1,14 +1,19 @@
-"""Fixtures of several areas: the embedded models, which take seconds to make, torch on one thread, Triton on a CPU."""
+"""Fixtures of several areas: the embedded models and plain servers, which take long to make; torch on one thread;
+Triton on a CPU.
+"""
 
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import cache
 from multiprocessing import get_context
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
+from faser.bench.server import Server
 from faser.models import Pair, prepare
 
 
@@ -16,6 +21,13 @@ from faser.models import Pair, prepare
 def models() -> Pair:
     """The `smollm2` pair, whole, in the default cache directory (FASER_CACHE moves it)."""
     return prepare("smollm2", progress=False)
+
+
+@pytest.fixture(scope="session")
+def plain() -> Iterator[Callable[[str], Server]]:
+    """Of a dtype, the one server without speculation that all tests hold others' outputs against."""
+    with ExitStack() as running:
+        yield cache(lambda dtype: running.enter_context(Server(["--policy", "none", "--dtype", dtype])))
 
 
 @pytest.fixture

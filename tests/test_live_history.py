@@ -39,6 +39,17 @@ def test_steps_of_a_second_add_up_and_the_last_names_its_policy() -> None:
     assert (second["policy"], second["arm"], second["lengths"][1]) == ("q", "b", 1)
 
 
+def test_a_step_in_which_nothing_ran_says_nothing_of_depths() -> None:
+    """A server takes one after its last request."""
+    history, nothing = History(), np.zeros(0, np.int64)
+    add(history, outcome(0.25, [1], [1]), 10.0)
+    history.add(
+        StepOutcome(0.25, nothing, nothing, 7, 0), 10.25, written=0, waiting=0, kv_usage=0.0, policy="p", arm=""
+    )
+    (second,) = history.since(0)
+    assert (second["steps"], second["depth"], second["busy"]) == (1, 4, pytest.approx(0.5))
+
+
 @pytest.mark.parametrize("step_s", [0.02, 7.0, 2.0 * SECONDS])
 def test_it_is_bounded_and_keeps_the_newest(step_s: float) -> None:
     history = History()

@@ -5,7 +5,7 @@ import itertools
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ SAMPLES, PER_REQUEST, TOKENS = 3000, 60, 3
 BODY = {"prompt": "My favourite animal is", "temperature": 1.0, "max_tokens": TOKENS, "n": PER_REQUEST}
 SPECULATING = ["--policy", "random:2", "--faser-deadline-ms", "1000"]  # decided in time on a busy machine too
 SEEDS = itertools.count(1)
-"""One for each server: with the same one, two would draw the same numbers, and their samples be too much alike."""
+"""One for each server, none's being 0: with the same one, two would draw the same numbers, and be too much alike."""
 RARE = 50
 """Outcomes seen fewer times in both samples together are one outcome."""
 
@@ -32,7 +32,9 @@ async def sample(url: str) -> list[tuple[int, ...]]:
         replies = []
         for _ in range(SAMPLES // PER_REQUEST):
             replies.append(await client.post("/v1/completions", json=ask))
-    return [tuple(choice["token_ids"]) for reply in replies for choice in reply.raise_for_status().json()["choices"]]
+    drawn = [tuple(choice["token_ids"]) for reply in replies for choice in reply.raise_for_status().json()["choices"]]
+    assert len(drawn) == SAMPLES
+    return drawn
 
 
 def p_value(a: Sequence[tuple[int, ...]], b: Sequence[tuple[int, ...]], permutations: int = 5000) -> float:
@@ -53,14 +55,12 @@ def p_value(a: Sequence[tuple[int, ...]], b: Sequence[tuple[int, ...]], permutat
 
 def samples_of(arguments: list[str], **kwargs: object) -> list[tuple[int, ...]]:
     with Server([*arguments, "--seed", str(next(SEEDS))], **kwargs) as server:  # type: ignore[arg-type]  # passed on as they are
-        drawn = asyncio.run(sample(server.url))
-    assert len(drawn) == SAMPLES
-    return drawn
+        return asyncio.run(sample(server.url))
 
 
 @pytest.fixture(scope="module")
-def target() -> list[tuple[int, ...]]:
-    return samples_of(["--policy", "none"])
+def target(plain: Callable[[str], Server]) -> list[tuple[int, ...]]:
+    return asyncio.run(sample(plain("bfloat16").url))
 
 
 def test_random_lengths_do_not_change_the_distribution(target: list[tuple[int, ...]]) -> None:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from faser import cli
 from faser.bench.client import Reply, own_connections, replay
 from faser.bench.server import Server
+from faser.checkpoints import SHIPPED_POLICY
+from faser.costs import load_profile
 from faser.models import Pair
+from faser.policies.schedule import Schedule
 from faser.tapes import load_tape
 
 pytestmark = pytest.mark.server
@@ -27,12 +34,16 @@ HERE = Path(__file__).parent
 KEY = "an-admin-key-of-a-test"
 PROMPTS = [f"Write a short story about the number {i}." for i in range(8)]
 BENCH_AFTER = 5
+BUDGET = 96
+"""Rows of a step at most: prompts come in pieces."""
 STORY = {"model": "smollm2", "prompt": "Once upon a time there was a cat.", "temperature": 0, "max_tokens": 12}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("faults")
+    folder = tmp_path_factory.mktemp("faults")
+    shutil.copy(SHIPPED_POLICY, folder / "shipped.pt")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +52,7 @@ def server(folder: Path) -> Iterator[Server]:
     flags = ["--policy", "static:2", "--dtype", "float32", "--faser-fallback-length", "1", "--faser-deadline-ms", "250"]
     flags += ["--faser-bench-after", str(BENCH_AFTER), "--policy-dir", str(folder)]
     flags += ["--faser-log", str(folder / "log.jsonl"), "--faser-log-prompts"]
-    flags += ["--max-num-batched-tokens", "96"]  # prompts come in pieces
+    flags += ["--max-num-batched-tokens", str(BUDGET)]
     env = {"FASER_ADMIN_KEY": KEY, "PYTHONPATH": str(HERE)}
     command = (sys.executable, str(HERE / "faulty_server.py"), "serve")
     with Server(flags, env=env, command=command) as running:
@@ -276,6 +287,133 @@ def test_prompts_in_pieces_beside_ragged_drafts_alter_no_token(server: Server) -
             return list(await asyncio.gather(*map(one, range(len(prompts)))))
 
     assert asyncio.run(together()) == alone
+
+
+def test_a_seed_of_a_request_whose_prompt_comes_in_pieces_ends_no_engine_and_holds(server: Server) -> None:
+    """What is drawn before its prompt is read is undone."""
+    swap(server, "static:0")
+    ask = {"prompt": " ".join(f"seed {i}" for i in range(100)), "temperature": 1.0, "seed": 7}
+    in_pieces = post(server, **ask)["text"]
+    assert post(server, **ask)["text"] == in_pieces  # now it is in the prefix cache but for its last piece
+
+
+async def answered(server: Server, bodies: Sequence[dict[str, Any]], at_once: int) -> None:
+    """All `bodies` as completions of `max_tokens`, at most so many at once."""
+    gate = asyncio.Semaphore(at_once)
+
+    async def one(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+        async with gate:
+            answer = await client.post("/v1/completions", json={**STORY, "ignore_eos": True, **body})
+        answer.raise_for_status()
+
+    async with own_connections(server.url) as client:
+        await asyncio.gather(*(one(client, body) for body in bodies))
+
+
+def steps(server: Server, folder: Path, policy: str, load: Coroutine[Any, Any, None]) -> list[dict[str, Any]]:
+    """What the log has of the steps that `policy` decided under `load`."""
+    swap(server, policy)
+    since = time.time()
+    asyncio.run(load)
+    return [step for step in lines(folder, "step") if step["t"] >= since and step["decided"]]
+
+
+def changes(values: Sequence[int]) -> int:
+    return sum(a != b for a, b in pairwise(values))
+
+
+def unlike(count: int) -> list[dict[str, Any]]:
+    """Requests of unlike lengths: some come and go all the time."""
+    return [{"prompt": PROMPTS[i % 8], "max_tokens": 5 + 7 * i % 29} for i in range(count)]
+
+
+TABLE = Schedule.from_cost(load_profile("cpu-smollm2")).table
+EDGE = TABLE.index(0)
+"""The smallest batch for which the best table of batch sizes drafts nothing."""
+
+
+@pytest.mark.parametrize("policy", ["ema", "goodput", "shipped.pt"])
+def test_depths_do_not_flip_where_those_of_a_table_would_with_each_request_that_comes_or_goes(
+    server: Server, folder: Path, policy: str
+) -> None:
+    seen = steps(server, folder, policy, answered(server, unlike(40), at_once=EDGE + 1))
+    hovers = [step for step in seen if abs(step["running"] - EDGE) < 4]
+    of_table = changes([TABLE[step["running"]] for step in hovers])
+    assert of_table > 5
+    assert changes([step["depth"] for step in hovers]) < of_table / 2
+
+
+def test_depths_that_hover_where_drafting_just_pays_make_no_draft_worse(server: Server, folder: Path) -> None:
+    """There they go to 0 and back every few steps, and each time the draft's cache has to catch up."""
+
+    async def load() -> None:
+        for at_once in (6, 7, 8):
+            await answered(server, unlike(2 * at_once), at_once)
+
+    def good(seen: Sequence[dict[str, Any]]) -> float:
+        """The share of drafts whose first token was accepted."""
+        judged = [a > 0 for s in seen for v, a in zip(s["verified"], s["accepted"], strict=True) if v]
+        return sum(judged) / len(judged)
+
+    steady = steps(server, folder, "static:1", load())
+    hovers = steps(server, folder, "shipped.pt", load())
+    depths = [step["depth"] for step in hovers]
+    assert 5 < changes(depths) < len(depths) / 3
+    assert good(hovers) > good(steady) - 0.1
+
+
+def test_hysteresis_keeps_a_tier_from_flipping_where_acceptance_hovers_at_a_threshold(
+    server: Server, folder: Path
+) -> None:
+    def flips(policy: str) -> int:
+        bodies = [{"prompt": prompt, "temperature": 0.6, "max_tokens": 40} for prompt in PROMPTS[:6]]
+        return changes([step["depth"] for step in steps(server, folder, policy, answered(server, bodies, at_once=2))])
+
+    assert flips("ema:0.02:0.02") > 2 * flips("ema")
+
+
+@pytest.mark.parametrize("policy", ["goodput", "shipped.pt"])
+def test_speculation_stops_for_long_prompts_with_hopeless_drafts_but_not_for_an_easy_request_beside_them(
+    server: Server, folder: Path, policy: str
+) -> None:
+    """Two prompts of noise, as long as this server takes; they go on when the easy one is over."""
+    rng = random.Random(0)
+    noise = [[rng.randrange(1000, 49000) for _ in range(1900)] for _ in range(2)]
+    swap(server, "static:2")  # an ordinary past: it is what newcomers are thought to accept
+    asyncio.run(answered(server, [{"prompt": prompt, "max_tokens": 50} for prompt in PROMPTS], at_once=4))
+    bodies = [{"prompt": p, "temperature": 1.0, "max_tokens": 80, "request_id": f"hopeless-{policy}"} for p in noise]
+    easy = {"prompt": ", ".join(map(str, range(1, 20))), "max_tokens": 60, "request_id": f"easy-{policy}"}
+
+    async def load() -> None:
+        await answered(server, [{**body, "max_tokens": 1} for body in bodies], 2)  # then all three begin together
+        await answered(server, [*bodies, easy], 3)
+
+    seen, counts = steps(server, folder, policy, load()), {"hopeless": np.zeros(3), "easy": np.zeros(3)}
+    for step in seen:
+        for request, *judged in zip(step["request"], step["verified"], step["accepted"], strict=True):
+            counts["easy" if "easy" in request else "hopeless"] += (1, *judged)
+    rows, verified, _ = counts["hopeless"]
+    assert verified < 0.4 * rows
+    rows, verified, accepted = counts["easy"]
+    assert verified > 0.5 * rows
+    assert accepted > 0.7 * verified
+    assert sum(step["depth"] > 0 for step in seen[-30:]) < 5
+
+
+@pytest.mark.parametrize("policy", ["none", "shipped.pt"])
+def test_a_busy_server_hardly_speculates_and_no_prompt_waits_for_drafts(
+    server: Server, folder: Path, policy: str
+) -> None:
+    """Prompts get what decoding leaves of a step, where a request takes a row and vLLM keeps one more for a draft."""
+    bodies = [{"prompt": f"{policy} {i} " * (10 + i % 5), "max_tokens": 24 + 6 * (i % 3)} for i in range(48)]
+    seen = steps(server, folder, policy, answered(server, bodies, at_once=24))
+    busy = [step for step in seen if step["running"] > EDGE]
+    assert len(busy) > 20
+    assert sum(sum(step["verified"]) for step in busy) <= 0.05 * sum(step["running"] for step in busy)
+    assert all(step["prefill"] for step in seen if step["waiting"])
+    full = [step for step, after in pairwise(busy) if step["waiting"] and after["waiting"] > step["waiting"] / 2]
+    assert len(full) > 5
+    assert all(step["prefill"] + 2 * step["running"] > 0.85 * BUDGET for step in full)
 
 
 REQUESTS = 400

@@ -27,6 +27,9 @@ pytestmark = pytest.mark.server
 
 KEY = "an-admin-key-of-a-test"
 PAGE = ("", "page.html", "page.css", "page.js", "figures.js", "charts.js", "ab.js")
+COLOUR = """interval({cut: {differs: CUT}}, {differs: 1, better: "lower", relative: 0.1, relative_low: 0.05,
+  relative_high: 0.2}, 1).querySelectorAll("line")[1].getAttribute("class")"""
+"""Of a metric that got worse; CUT: whether the arms' shares of requests that were cut short differ."""
 BROWSER = pytest.mark.skipif(installed() is None, reason="no Chromium here (Debian: apt-get install chromium)")
 PROMETHEUS = pytest.mark.skipif(which("prometheus") is None, reason="no Prometheus here (apt-get install prometheus)")
 
@@ -91,7 +94,9 @@ def test_the_last_minutes_are_the_counters_of_metrics(server: Server) -> None:
     vllm = server.metrics("vllm:")
     after_the_first = vllm.total("vllm:generation_tokens_total") - vllm.total("vllm:request_success_total")
     assert 0 <= after_the_first - sum(s["written"] for s in seconds) <= 8  # the last step is told when another begins
-    assert sum(s["steps"] for s in seconds) >= counts.total("faser:steps_total")
+    ran = sum(counts.by("faser:draft_depth_total", "depth").values())
+    assert sum(s["steps"] for s in seconds) == ran >= counts.total("faser:steps_total")
+    assert ran <= counts.total("faser:decisions_total")
     assert all(0 <= s["busy"] <= 1.001 and s["running"] <= 6.01 for s in seconds)
     assert {s["arm"] for s in seconds} <= {"a", "b"} | {""}
     assert answer["now"] == pytest.approx(time.time(), abs=60)
@@ -134,7 +139,7 @@ def test_the_page_comes_without_a_key_and_its_data_do_not(server: Server) -> Non
 
 @BROWSER
 def test_a_person_opens_the_page(server: Server, browser: Browser, tmp_path: Path) -> None:
-    browser.open(f"{server.url}/faser/", width=360, height=740)
+    browser.open(f"{server.url}/faser", width=360, height=740)
     browser.type("a-wrong-key-of-a-test")
     browser.wait("document.getElementById('state').textContent.includes('key is wrong')")
     assert browser.run("document.getElementById('live').hidden")
@@ -161,6 +166,7 @@ def test_a_person_opens_the_page(server: Server, browser: Browser, tmp_path: Pat
         shown = browser.run("document.body.innerText")
         assert not re.search(r"undefined|NaN|null|\[object", shown)
         assert "static:2" in shown
+        assert [browser.run(COLOUR.replace("CUT", cut)) for cut in ("0", "1")] == ["worse", ""]
     assert browser.problems == []
     assert all(url.startswith((server.url, "data:")) for url in browser.asked)
     assert not any(KEY in url for url in browser.asked)

@@ -1,12 +1,16 @@
-"""`/metrics` with two engines and two API processes: every process answers with the sums of all."""
+"""Two engines and two API processes: every process answers with the sums of all, and a swap reaches both engines."""
 
+import asyncio
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from faser.bench.client import replay
 from faser.bench.metrics import Metrics
 from faser.bench.server import Server
 
@@ -17,9 +21,15 @@ TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    flags = ["--policy", "static:3", "--data-parallel-size", "2", "--api-server-count", "2"]
-    with Server([*flags, "--faser-deadline-ms", "1000"], env={"FASER_ADMIN_KEY": KEY}) as running:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("metrics") / "log.jsonl"
+
+
+@pytest.fixture(scope="module")
+def server(log: Path) -> Iterator[Server]:
+    flags = ["--policy", "static:3", "--data-parallel-size", "2", "--api-server-count", "2", "--dtype", "float32"]
+    flags += ["--faser-deadline-ms", "1000", "--faser-log", str(log)]
+    with Server(flags, env={"FASER_ADMIN_KEY": KEY}) as running:
         yield running
 
 
@@ -97,3 +107,29 @@ def test_the_live_page_shows_both(server: Server) -> None:
     rows = sum(sum(second["lengths"]) for second in answer["seconds"])
     assert rows == scrapes(server, 1)[0].total("faser:verify_length_total")
     assert httpx.get(f"{server.url}/faser/", trust_env=False).status_code == 200
+
+
+def texts(server: Server) -> list[str]:
+    prompts = [f"Write a short story about the number {i}." for i in range(12)]
+    return [reply.text for reply in asyncio.run(replay(server.url, prompts, concurrency=12, max_tokens=TOKENS))]
+
+
+def test_two_engines_swap_together_and_their_counts_and_logs_add_up(
+    server: Server, plain: Callable[[str], Server], log: Path
+) -> None:
+    expected = texts(plain("float32"))
+    for policy in ("random:1", "static:2"):
+        swapped = engines(server, "POST", "policy", json={"policy": policy})
+        assert [engine["policy"] for engine in swapped] == [policy, policy]
+        assert texts(server) == expected
+    told, counts = engines(server, "GET", "policy"), scrapes(server, 1)[0]
+    assert all(engine["decisions"] > 0 for engine in told)
+    assert counts.total("faser:decisions_total") == sum(engine["decisions"] for engine in told)
+    logged = [map(json.loads, file.read_text().splitlines()) for file in (log, Path(f"{log}.dp1"))]
+    steps = [[line for line in lines if line["kind"] == "step" and line["running"]] for lines in logged]
+    assert counts.total("faser:verified_tokens_total") == sum(sum(step["verified"]) for part in steps for step in part)
+    one, other = ([step for step in part if step["policy"] in ("random:1", "static:2")] for part in steps)
+    assert {step["policy"] for step in one} == {step["policy"] for step in other} == {"random:1", "static:2"}
+    asked = [{name for step in part for name in step["request"]} for part in (one, other)]
+    assert not asked[0] & asked[1]
+    assert len(asked[0] | asked[1]) == 2 * 12

@@ -44,6 +44,14 @@ def test_another_machine_finds_no_page_unless_it_may(monkeypatch: pytest.MonkeyP
     assert answers("127.0.0.1", path, remote=False).status_code == 200
 
 
+def test_the_page_is_found_without_its_last_slash_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADMIN_KEY, KEY)
+    answer = answers("127.0.0.1", "/faser", remote=False)
+    assert (answer.status_code, answer.headers["location"]) == (307, "faser/")
+    assert answers("10.1.2.3", "/faser", remote=False, key=KEY).status_code == 404
+    assert answers("127.0.0.1", "/fasers", remote=False).status_code == 404
+
+
 def test_its_data_need_the_key_from_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ADMIN_KEY, KEY)
     assert answers("127.0.0.1", "/faser/live", remote=True).status_code == 404

@@ -28,7 +28,7 @@ function abTest() {
   $("scale").textContent = all.length
     ? `Differences${one}, with 95 % intervals, drawn from ${text(-top, "%")} to ${text(top, "%")}` : "Differences: none yet";
   $("effects").replaceChildren(...all.map(([c, m]) => row([
-    one ? m.title : `${m.title}, ${c.arm} against ${c.baseline}`, interval(m, top),
+    one ? m.title : `${m.title}, ${c.arm} against ${c.baseline}`, interval(c, m, top),
     change(m), `${text(m.other, m.unit)} against ${text(m.base, m.unit)}`,
   ])));
   const decided = (s) => (s.decided === null ? `not decided yet (blocks: ${s.blocks})` : `decided at ${clock(s.decided)}`);
@@ -43,7 +43,8 @@ function change(m) {
 }
 
 // A line from the interval's low end to its high one, a dot at the estimate, a mark at 0; the numbers stand beside it.
-function interval(m, top) {
+// Neither better nor worse where the arms had unlike shares of their requests cut short.
+function interval(c, m, top) {
   const svg = (tag, attributes) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
     for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
@@ -53,7 +54,7 @@ function interval(m, top) {
   const drawn = svg("svg", { viewBox: "0 0 150 18", "aria-hidden": "true" });
   drawn.append(svg("line", { x1: 75, x2: 75, y1: 0, y2: 18, class: "zero" }));
   const good = m.differs && (m.differs > 0) === (m.better === "higher");
-  const kind = m.differs ? (good ? "better" : "worse") : "";
+  const kind = m.differs && !c.cut.differs ? (good ? "better" : "worse") : "";
   if (m.relative_low !== null && m.relative_high !== null)
     drawn.append(svg("line", { x1: x(m.relative_low), x2: x(m.relative_high), y1: 9, y2: 9, class: kind }));
   if (m.relative !== null) drawn.append(svg("circle", { cx: x(m.relative), cy: 9, r: 3 }));

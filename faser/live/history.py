@@ -26,10 +26,10 @@ class Second:
     """Of one engine, or of several added up. t: s since the epoch.
 
     busy: seconds of steps in it. running, waiting: requests past their prefill and queued, times seconds. kv: share of
-    the cache in use, times seconds of steps. By the second in which it ended, each step adds to: steps, prompt (tokens
-    computed), written (output tokens but first ones), accepted (drafted tokens, past a request's end too), depth
-    (tokens drafted for each request) and lengths (request-steps by tokens verified). policy: in force at its end;
-    arm: of a test by windows, "" without one.
+    the cache in use, times seconds of steps. By the second in which it ended, each step in which anything ran adds to:
+    steps, prompt (tokens computed), written (output tokens but first ones), accepted (drafted tokens, past a request's
+    end too), depth (tokens drafted for each request) and lengths (request-steps by tokens verified). policy: in force
+    at its end; arm: of a test by windows, "" without one.
     """
 
     t: int
@@ -82,11 +82,13 @@ class History:
             if end < second.t + 1:
                 break
             second = self._at(second.t + 1 if end < second.t + SECONDS else int(end))
+        second.policy, second.arm = policy, arm
+        if outcome.empty:
+            return
         second.steps += 1
         second.prompt += outcome.prefill_tokens
         second.written += written
         second.depth += outcome.draft_depth
-        second.policy, second.arm = policy, arm
         if running:
             second.accepted += int(np.add.reduce(outcome.accepted))
             for length, count in enumerate(np.bincount(outcome.verified).tolist()):

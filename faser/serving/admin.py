@@ -70,7 +70,7 @@ class AdminRoutes:
         self._summaries = Summaries()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+        if scope["type"] != "http" or not f"{scope['path']}/".startswith(PREFIX):
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
@@ -79,7 +79,7 @@ class AdminRoutes:
         settings = every.admin
         assert settings is not None  # `faser serve` gives it with this middleware
         allowed = settings.remote or _is_here(request)
-        if allowed and request.method in ("GET", "HEAD") and (static := page(scope["path"].removeprefix(PREFIX))):
+        if allowed and request.method in ("GET", "HEAD") and (static := page(scope["path"])):
             await static(scope, receive, send)
             return
         given = request.headers.get("authorization")

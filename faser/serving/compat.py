@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -67,6 +68,38 @@ def _expand(
     output.copy_(torch.where(values == replace_from, replace_to, values).repeat_interleave(counts))
 
 
+def rewind_cpu_generators(runner: Any) -> None:
+    """Undo on a CPU what a request with a seed draws before all of its prompt is read.
+
+    vLLM does it by an offset, which a CPU's generators do not have: the engine would end at the first such request.
+    """
+    if not current_platform.is_cpu():
+        return
+    own_sample, own_books = runner._sample, runner._bookkeeping_sync
+
+    def unread() -> dict[int, torch.Generator]:
+        """By row, the generators of requests whose token is dropped."""
+        dropped = runner.discard_request_mask.np
+        return {row: each for row, each in runner.input_batch.generators.items() if dropped[row]}
+
+    def sample(*args: Any, **kwargs: Any) -> Any:
+        before = [(each, each.get_state()) for each in unread().values()]
+        output = own_sample(*args, **kwargs)
+        for each, state in before:
+            each.set_state(state)
+        return output
+
+    def books(*args: Any, **kwargs: Any) -> Any:
+        generators, kept = runner.input_batch.generators, unread()
+        for row in kept:
+            del generators[row]
+        result = own_books(*args, **kwargs)
+        generators.update(kept)
+        return result
+
+    runner._sample, runner._bookkeeping_sync = sample, books
+
+
 @contextmanager
 def drafter_class(cls: type[Any]) -> Iterator[None]:
     """While open, model runners build `cls` as their draft-model proposer: they name its class inline."""
@@ -74,6 +107,11 @@ def drafter_class(cls: type[Any]) -> Iterator[None]:
 
     with patch.object(gpu_model_runner, "DraftModelProposer", cls):
         yield
+
+
+def allow_several(option: str) -> None:
+    """Keep vLLM's parser from warning that `option` is there more than once."""
+    logging.getLogger("vllm.utils.argparse_utils").addFilter(lambda record: record.args != (option,))
 
 
 def allow_ragged_drafts(scheduler: Scheduler) -> None:

@@ -25,7 +25,11 @@ class StepMetrics:
     def __init__(self) -> None:
         own = CollectorRegistry()  # each engine's: what is shared is the multiprocess folder
         self._steps = Counter("faser:steps", "Engine steps in which a request decoded.", registry=own)
-        self._decisions = Counter("faser:decisions", "Decisions taken by the policy.", registry=own)
+        self._decisions = Counter(
+            "faser:decisions",
+            "Decisions taken by the policy; steps in which no request decodes have one too.",
+            registry=own,
+        )
         self._fallbacks = Counter(
             "faser:fallbacks", "Steps that used the fallback length, by reason.", ["reason"], registry=own
         )
@@ -76,7 +80,8 @@ class StepMetrics:
 
     def count_step(self, outcome: StepOutcome) -> None:
         """Add one step."""
-        self._depths[outcome.draft_depth].inc()
+        if not outcome.empty:
+            self._depths[outcome.draft_depth].inc()
         if len(outcome.verified) == 0:
             return
         self._steps.inc()

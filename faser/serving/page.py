@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from faser.ab.records import Records
 from faser.ab.report import summary
@@ -36,8 +36,10 @@ HEADERS = {
 
 
 def page(path: str) -> Response | None:
-    """The file at `path` under `/faser/`; None: there is none."""
-    name = path or "page.html"
+    """The file at `path`, or for `/faser` the way to the page; None: there is none."""
+    if path == "/faser":
+        return RedirectResponse("faser/")  # the names of its files are relative, so the slash matters
+    name = path.removeprefix("/faser/") or "page.html"
     return Response(_read(name), media_type=TYPES[name], headers=HEADERS) if name in TYPES else None
 
 

@@ -77,6 +77,9 @@ def build_parser() -> FlexibleArgumentParser:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from faser.serving import compat
+
+    compat.allow_several("--policy")
     parser = make_arg_parser(
         FlexibleArgumentParser(
             prog="faser serve",

@@ -22,6 +22,7 @@ class FaserWorker(compat.worker_base()):  # type: ignore[misc]  # the base depen
         compat.plan_attention_as_captured()
         with compat.drafter_class(LazyDrafter):
             super().init_device()
+        compat.rewind_cpu_generators(self.model_runner)
         drafter = getattr(self.model_runner, "drafter", None)  # none without speculation
         if isinstance(drafter, LazyDrafter):
             compat.capture_too(self.model_runner, drafter.capture)

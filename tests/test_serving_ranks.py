@@ -1,4 +1,4 @@
-"""Several engines, and an engine of several ranks: a swap reaches all, counts add up, and ranks agree on lengths."""
+"""An engine of two ranks: they agree on lengths, and a swap reaches both."""
 
 from __future__ import annotations
 
@@ -7,73 +7,25 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 import tokenizers
 import torch
 import transformers
 
-from faser.bench.client import own_connections, replay
+from faser.bench.client import own_connections
 from faser.bench.server import Server
+from faser.policy_command import ask
 
 pytestmark = pytest.mark.server
 
 HERE = Path(__file__).parent
 KEY = "an-admin-key-of-a-test"
-PROMPTS = [f"Write a short story about the number {i}." for i in range(12)]
-TOKENS = 24
 
 
-def texts(server: Server) -> list[str]:
-    replies = asyncio.run(replay(server.url, PROMPTS, concurrency=len(PROMPTS), max_tokens=TOKENS))
-    return [reply.text for reply in replies]
-
-
-def admin(server: Server, method: str, **kwargs: Any) -> list[dict[str, Any]]:
-    headers = {"Authorization": f"Bearer {KEY}"}
-    url = f"{server.url}/faser/policy"
-    answer = httpx.request(method, url, headers=headers, timeout=60, trust_env=False, **kwargs)
-    return list(answer.raise_for_status().json()["engines"])
-
-
-@pytest.fixture(scope="module")
-def expected() -> list[str]:
-    """Of one engine of one rank, without speculation."""
-    with Server(["--policy", "none", "--dtype", "float32"]) as server:
-        return texts(server)
-
-
-def flags(log: Path) -> list[str]:
-    return ["--policy", "random:1", "--dtype", "float32", "--faser-deadline-ms", "1000", "--faser-log", str(log)]
-
-
-def steps(log: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "step" and line["running"]]
-
-
-def test_two_engines_swap_together_and_their_counts_and_logs_add_up(expected: list[str], tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    with Server([*flags(log), "--data-parallel-size", "2"], env={"FASER_ADMIN_KEY": KEY}) as server:
-        assert texts(server) == expected
-        assert [engine["policy"] for engine in admin(server, "GET")] == ["random:1", "random:1"]
-        swapped = admin(server, "POST", json={"policy": "static:3"})
-        assert [engine["policy"] for engine in swapped] == ["static:3", "static:3"]
-        assert texts(server) == expected
-        told = admin(server, "GET")
-        counts = server.metrics("faser:")
-    assert all(engine["decisions"] > 0 for engine in told)
-    assert counts.total("faser:decisions_total") == sum(engine["decisions"] for engine in told)
-    assert counts.total("faser:policy_swaps_total") == 2
-    logged = [steps(file) for file in (log, tmp_path / "log.jsonl.dp1")]
-    assert counts.total("faser:verified_tokens_total") == sum(sum(s["verified"]) for part in logged for s in part)
-    for part in logged:
-        assert {step["policy"] for step in part} == {"random:1", "static:3"}
-    one, other = ({name for step in part for name in step["request"]} for part in logged)
-    assert not one & other
-    assert len(one | other) == 2 * len(PROMPTS)
+def swap(server: Server, policy: str) -> None:
+    (engine,) = ask(server.url, KEY, "POST", "policy", {"policy": policy})["engines"]
+    assert engine["policy"] == policy
 
 
 @pytest.fixture(scope="module")
@@ -119,21 +71,22 @@ def test_two_ranks_of_an_engine_are_told_the_same_lengths_and_write_what_they_wo
     """Ranks that disagreed on a length would hang in a collective, or write another text."""
     small = ["--tensor-parallel-size", "2", "--enforce-eager", "--kv-cache-memory-bytes", "100000000"]
     log, model = tmp_path / "log.jsonl", [str(even / "target"), "--spec-model", str(even / "draft"), *small]
+    flags = ["--policy", "random:1", "--dtype", "float32", "--faser-deadline-ms", "1000", "--faser-log", str(log)]
     cores = "|".join(str(core) for core in sorted(os.sched_getaffinity(0))[:2])  # else vLLM wants a NUMA node a rank
     env = {"FASER_ADMIN_KEY": KEY, "RANKS": str(tmp_path), "PYTHONPATH": str(HERE), "VLLM_CPU_OMP_THREADS_BIND": cores}
-    with Server([*model, "--policy", "none", "--dtype", "float32"], env=env) as server:
-        want = tokens(server)
     command = (sys.executable, str(HERE / "ranked_server.py"), "serve")
-    with Server([*model, *flags(log)], env=env, command=command) as server:
-        assert tokens(server) == want
-        (engine,) = admin(server, "POST", json={"policy": "static:3"})
-        assert engine["policy"] == "static:3"
-        assert tokens(server) == want
+    with Server([*model, *flags], env=env, command=command) as server:
+        swap(server, "none")  # in force before anything is drafted
+        want = tokens(server)
+        for policy in ("random:1", "static:3"):
+            swap(server, policy)
+            assert tokens(server) == want
     first, second = ((tmp_path / f"{rank}.jsonl").read_text().splitlines() for rank in (0, 1))
     assert first == second
     told = [length for line in first for length in json.loads(line)[0].values()]
     assert {*range(1, 8)} <= {*told}
-    logged = steps(log)
+    lines = map(json.loads, log.read_text().splitlines())
+    logged = [line for line in lines if line["kind"] == "step" and line["running"]]
     assert sum(told) == sum(sum(step["verified"]) for step in logged)
     accepted = sum(sum(step["accepted"]) for step in logged)
     assert 0 < accepted < sum(told)
