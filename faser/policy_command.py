@@ -75,11 +75,11 @@ def ask(url: str, key: str, method: str, route: str, body: dict[str, Any] | None
             reason = error.reason
         raise AdminError(f"refused ({error.code}): {reason}") from None
     except (OSError, ValueError) as error:
-        raise AdminError(f"{url} does not answer: {getattr(error, 'reason', error)}") from None
+        raise AdminError(f"{url} does not answer: {getattr(error, 'reason', error)}; another server: --url") from None
 
 
 def _listed(answer: dict[str, Any]) -> list[str]:
-    lines = [f"{name:<14} {what}" for name, what in answer["rules"].items() if name != "FILE.pt"]
+    lines = [f"{name:<17} {what}" for name, what in answer["rules"].items() if name != "FILE.pt"]
     for file in answer["files"]:
         what = f"refused: {file['refused']}" if "refused" in file else f"trained on {', '.join(file['models'])}"
         lines.append(f"{file['name']:<14} {what}")

@@ -118,7 +118,10 @@ async def _answer(
             return {"engines": answers}
         case _, "ab" | "ab/records" | "ab/summary" | "ab/stop":
             if split is None:
-                raise RefusedError(409, "no A/B test: none ran when this server was started")
+                raise RefusedError(
+                    409,
+                    "no A/B test ran when this server was started; what a log has of one: faser ab report --log FILE",
+                )
             return await _answer_of_test(request, engines, settings, split, summaries)
     raise RefusedError(404, f"{request.method} {request.url.path}: there is no such route")
 

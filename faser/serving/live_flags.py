@@ -82,5 +82,9 @@ def kept(admin: AdminSettings | None) -> State:
             policy = str(Path(admin.policy_dir) / policy)
     except (StateError, PolicyError) as error:
         raise UsageError(f"--faser-state: {error}") from None
-    print(f"faser serve: {state.policy} was swapped in before the restart and goes on", file=sys.stderr)
+    print(
+        f"faser serve: {state.policy} was swapped in before the restart and goes on, whatever --policy says; "
+        f"to forget it, remove {admin.state}",
+        file=sys.stderr,
+    )
     return replace(state, policy=policy)

@@ -22,7 +22,7 @@ def read(folder: Path, name: str) -> bytes:
         raise PolicyError(f"policy {name[:100]!r} is not allowed; allowed: a file's name in the policy folder, NAME.pt")
     path = folder / name
     if not path.is_file() or path.resolve().parent != folder.resolve():  # a link may lead out of the folder
-        raise PolicyError(f"policy {name!r}: no such file in the policy folder; GET /faser/policies lists them")
+        raise PolicyError(f"policy {name!r}: no such file in --policy-dir; those there: faser policy list")
     try:
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)

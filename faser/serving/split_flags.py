@@ -57,7 +57,11 @@ def chosen(args: Namespace, kept: State) -> tuple[Split | None, str | None]:
     if asked is not None and not known:
         return asked, None
     if kept.policy is None:
-        print(f"faser serve: the A/B test was stopped; its arm {kept.kept} goes on", file=sys.stderr)
+        print(
+            f"faser serve: the A/B test was stopped; its arm {kept.kept} goes on, whatever --policy and --split say; "
+            f"to test again, remove {args.faser_state}",
+            file=sys.stderr,
+        )
     return None, kept.policy or next(arm.policy for arm in before.arms if arm.name == kept.kept)
 
 
