@@ -84,7 +84,7 @@ def kept(admin: AdminSettings | None) -> State:
         raise UsageError(f"--faser-state: {error}") from None
     print(
         f"faser serve: {state.policy} was swapped in before the restart and goes on, whatever --policy says; "
-        f"to forget it, remove {admin.state}",
+        "to forget it, remove the --faser-state file",
         file=sys.stderr,
     )
     return replace(state, policy=policy)

@@ -59,7 +59,7 @@ def chosen(args: Namespace, kept: State) -> tuple[Split | None, str | None]:
     if kept.policy is None:
         print(
             f"faser serve: the A/B test was stopped; its arm {kept.kept} goes on, whatever --policy and --split say; "
-            f"to test again, remove {args.faser_state}",
+            "to test again, remove the --faser-state file",
             file=sys.stderr,
         )
     return None, kept.policy or next(arm.policy for arm in before.arms if arm.name == kept.kept)
