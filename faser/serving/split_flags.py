@@ -58,8 +58,8 @@ def chosen(args: Namespace, kept: State) -> tuple[Split | None, str | None]:
         return asked, None
     if kept.policy is None:
         print(
-            f"faser serve: the A/B test was stopped; its arm {kept.kept} goes on, whatever --policy and --split say; "
-            "to test again, remove the --faser-state file",
+            f"faser serve: the A/B test was stopped; its arm {kept.kept} goes on; "
+            "to run the same test again, remove the --faser-state file",
             file=sys.stderr,
         )
     return None, kept.policy or next(arm.policy for arm in before.arms if arm.name == kept.kept)
