@@ -10,6 +10,7 @@ import pytest
 
 from faser import cli
 from faser.checkpoints import SHIPPED_POLICY
+from faser.costs import load_profile
 from faser.models import Pair
 from faser.policies import policy_file
 from faser.serving import serve
@@ -108,15 +109,19 @@ def test_none_that_was_swapped_in_keeps_the_draft_over_a_restart(
     assert configured(monkeypatch, models, "smollm2", "--policy", "none").speculative_config is None
 
 
-def test_step_costs_of_another_machine_are_warned_of(
+def test_step_costs_of_another_machine_or_of_other_models_are_warned_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], models: Pair
 ) -> None:
-    monkeypatch.setattr(serve, "_device", lambda: "NVIDIA H200")
-    configured(monkeypatch, models, "smollm2", "--faser-profile", "h200-llama2-13b")
-    assert "faser serve: warning" not in capsys.readouterr().err
-    configured(monkeypatch, models, "smollm2")
-    (said,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("faser serve: warning: ")]
+    def warned(device: str, *flags: str) -> list[str]:
+        monkeypatch.setattr(serve, "_device", lambda: device)
+        configured(monkeypatch, models, "smollm2", *flags)
+        return [text for text in capsys.readouterr().err.splitlines() if text.startswith("faser serve: warning: ")]
+
+    assert not warned(load_profile("cpu-smollm2").device)
+    (said,) = warned("NVIDIA H200")
     assert all(part in said for part in ("cpu-smollm2", "NVIDIA H200", "faser profile", "--faser-profile"))
+    (said,) = warned("NVIDIA H200", "--faser-profile", "h200-llama2-13b")
+    assert all(part in said for part in ("h200-llama2-13b", "layers 40", "layers 30", "--faser-profile"))
 
 
 def test_a_policy_that_was_trained_on_other_pairs_is_warned_of(
