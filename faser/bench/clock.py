@@ -178,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--profile", required=True, help="name or file of the profile that is checked")
     parser.add_argument("--policy", default="goodput", help="which policy serves (default: %(default)s)")
     parser.add_argument("--seconds", type=positive, default=60.0, help="of each trace (default: %(default)s)")
-    parser.add_argument("--rate", type=positive, help=f"requests a second (default: {LOAD:.0%} of what should fit)")
+    parser.add_argument("--rate", type=positive, help=f"requests a second (default: {LOAD:g} of what should fit)")
     parser.add_argument("--trace", type=Path, help="replay this file instead: Azure's, BurstGPT's or Mooncake's format")
     parser.add_argument("--tape", help="whose requests arrive (default: the target's own, or smollm2)")
     parser.add_argument("--max-batch", type=whole, default=64, help="requests at once (default: %(default)s)")
