@@ -19,7 +19,7 @@ from faser.live.history import History
 from faser.policies import make_policy
 from faser.serving.admin import Engines, RefusedError
 from faser.serving.control import Control
-from faser.serving.loop import Ended, Row, SpeculationLoop
+from faser.serving.loop import Ended, Newcomer, Rows, SpeculationLoop
 from faser.serving.metrics import StepMetrics
 from faser.serving.step_log import StepLog
 
@@ -172,11 +172,10 @@ def test_a_stop_reaches_all_engines_or_none() -> None:
         arms.close()
 
 
-def row(name: str, drafted: int = 0, generated: int = 1) -> Row:
-    return Row(
-        request_id=name, context=9, generated=generated, max_tokens=64, drafted=drafted, arrival=0.0, excluded=False,
-        temperature=0.0,
-    )  # fmt: skip
+def rows(*names: str, **drafted: int) -> Rows:
+    """Requests with nothing drafted, and others with as many tokens as said."""
+    ids, drafts = [*names, *drafted], [0] * len(names) + [*drafted.values()]
+    return Rows(ids, [9] * len(ids), [1] * len(ids), drafts, lambda _: Newcomer(64, 0.0, 0.0, excluded=False))
 
 
 def ended(name: str, tokens: int, arrival: float) -> Ended:
@@ -194,10 +193,10 @@ def test_a_request_that_ends_leaves_a_line_and_nothing_else(tmp_path: Path, spli
         arrive(arms, r1="b", r2="a", r3="b")
     of.wrote({"r1": (1, True)})  # with its prompt
     for _ in range(2):
-        of.decide([row("r1", 2), row("r2")], waiting=1, kv_usage=0.0, prefill_tokens=0)
+        of.decide(rows(r1=2, r2=0), waiting=1, kv_usage=0.0, prefill_tokens=0)
         of.record({"r1": (2, 1)}, prefill_tokens=0)
         of.wrote({"r1": (2, True), "r2": (1, False), "r4": (1, False)})  # r4 ended with its first token
-        of.draft([row("r1", 2)], np.ones((1, 2), np.float32))
+        of.draft(rows(r1=2), np.ones((1, 2), np.float32))
     for line in (ended("r1", 7, arrived), ended("r2", 1, arrived), ended("r3", 0, arrived)):
         of.finish(line)
     assert of.tracked == 0
@@ -226,7 +225,7 @@ def test_a_request_that_ends_leaves_a_line_and_nothing_else(tmp_path: Path, spli
 def test_a_step_without_a_split_says_who_decided(tmp_path: Path) -> None:
     controller = Controller(Raises(), Capabilities(), PATIENT, "bad")
     of = SpeculationLoop(controller, COST, capacity=1, log=StepLog(tmp_path / "log.jsonl"))
-    of.decide([row("r1")], waiting=0, kv_usage=0.0, prefill_tokens=0)
+    of.decide(rows("r1"), waiting=0, kv_usage=0.0, prefill_tokens=0)
     of.record({}, prefill_tokens=0)
     of.close()
     (step,) = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())

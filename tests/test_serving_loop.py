@@ -9,7 +9,7 @@ import pytest
 from faser.controller import Controller, ControllerConfig
 from faser.core import MAX_DEPTH, Capabilities, Decision, Observation
 from faser.costs import Curve, StepCost
-from faser.serving.loop import Ended, Row, SpeculationLoop
+from faser.serving.loop import Ended, Newcomer, Rows, SpeculationLoop
 from faser.serving.step_log import StepLog
 
 COST = StepCost(name="t", device="t", source="t", verify=Curve((1.0,), (8.0,)))
@@ -26,17 +26,10 @@ class Recorder:
         return Decision(np.full(observation.running, 2), 2)
 
 
-def row(name: str, drafted: int = 0, generated: int = 1) -> Row:
-    return Row(
-        request_id=name,
-        context=10 + generated,
-        generated=generated,
-        max_tokens=64,
-        drafted=drafted,
-        arrival=0.0,
-        excluded=False,
-        temperature=0.0,
-    )
+def rows(*names: str, **drafted: int) -> Rows:
+    """Requests with nothing drafted, and others with as many tokens as said."""
+    ids, drafts = [*names, *drafted], [0] * len(names) + [*drafted.values()]
+    return Rows(ids, [11] * len(ids), [1] * len(ids), drafts, lambda _: Newcomer(64, 0.0, 0.0, excluded=False))
 
 
 def ended(name: str) -> Ended:
@@ -48,8 +41,8 @@ def loop(policy: Recorder, *, capacity: int = 4, log: StepLog | None = None) -> 
     return SpeculationLoop(controller, COST, capacity=capacity, log=log)
 
 
-def step(of: SpeculationLoop, rows: list[Row], verdicts: dict[str, tuple[int, int]]) -> Decision:
-    decision = of.decide(rows, waiting=0, kv_usage=0.0, prefill_tokens=0)
+def step(of: SpeculationLoop, of_rows: Rows, verdicts: dict[str, tuple[int, int]]) -> Decision:
+    decision = of.decide(of_rows, waiting=0, kv_usage=0.0, prefill_tokens=0)
     of.record(verdicts, prefill_tokens=0)
     return decision
 
@@ -57,10 +50,10 @@ def step(of: SpeculationLoop, rows: list[Row], verdicts: dict[str, tuple[int, in
 def test_a_draft_is_seen_by_the_next_decision_up_to_what_is_left_of_it() -> None:
     policy = Recorder()
     of = loop(policy)
-    step(of, [row("a"), row("b")], {})
+    step(of, rows("a", "b"), {})
     confidence = np.array([[0.9, 0.8, 0.7], [0.6, 0.5, 0.4]], np.float32)
-    of.draft([row("a", drafted=3), row("b", drafted=1)], confidence)
-    step(of, [row("b", drafted=1), row("a", drafted=2)], {"a": (2, 1)})  # a grammar cut one of a's since
+    of.draft(rows(a=3, b=1), confidence)
+    step(of, rows(b=1, a=2), {"a": (2, 1)})  # a grammar cut one of a's since
     b, a = policy.seen[-1].confidence
     assert b.tolist() == pytest.approx([0.6, 0, 0, 0, 0, 0, 0])
     assert a.tolist() == pytest.approx([0.9, 0.8, 0, 0, 0, 0, 0])
@@ -70,8 +63,8 @@ def test_a_draft_is_seen_by_the_next_decision_up_to_what_is_left_of_it() -> None
 def test_a_draft_without_confidences_is_seen_as_hopeless() -> None:
     policy = Recorder()
     of = loop(policy)
-    of.draft([row("a", drafted=MAX_DEPTH)], np.zeros((1, 0), np.float32))
-    step(of, [row("a", drafted=MAX_DEPTH)], {})
+    of.draft(rows(a=MAX_DEPTH), np.zeros((1, 0), np.float32))
+    step(of, rows(a=MAX_DEPTH), {})
     assert not policy.seen[-1].survival.any()
 
 
@@ -79,8 +72,8 @@ def test_verdicts_reach_their_request_and_no_other() -> None:
     policy = Recorder()
     of = loop(policy)
     for _ in range(20):
-        step(of, [row("good"), row("bad"), row("idle")], {"bad": (2, 0), "good": (2, 2)})
-    step(of, [row("good"), row("bad"), row("idle")], {})
+        step(of, rows("good", "bad", "idle"), {"bad": (2, 0), "good": (2, 2)})
+    step(of, rows("good", "bad", "idle"), {})
     good, bad, idle = policy.seen[-1].request("acceptance_slow")
     assert bad < idle < good
 
@@ -88,12 +81,12 @@ def test_verdicts_reach_their_request_and_no_other() -> None:
 def test_a_request_that_ends_in_mid_step_is_forgotten_and_its_slot_starts_anew() -> None:
     policy = Recorder()
     of = loop(policy, capacity=1)
-    of.decide([row("a"), row("b")], waiting=0, kv_usage=0.0, prefill_tokens=0)
+    of.decide(rows("a", "b"), waiting=0, kv_usage=0.0, prefill_tokens=0)
     of.forget("a")  # an abort while the step runs
     of.forget("a")
     of.forget("never seen")
     of.record({"a": (2, 0), "b": (2, 2)}, prefill_tokens=0)
-    step(of, [row("b"), row("c")], {})
+    step(of, rows("b", "c"), {})
     b, c = policy.seen[-1].request("last_accepted")
     assert b == 1.0
     assert c not in (0.0, 1.0)  # a newcomer's, not the aborted one's
@@ -103,7 +96,7 @@ def test_more_requests_than_slots_are_no_fault() -> None:
     policy = Recorder()
     of = loop(policy, capacity=1)
     names = [f"r{i}" for i in range(9)]
-    assert step(of, [row(name) for name in names], {}).lengths.tolist() == [2] * 9
+    assert step(of, rows(*names), {}).lengths.tolist() == [2] * 9
     assert policy.seen[-1].running == 9
 
 
@@ -115,13 +108,12 @@ def test_two_thousand_requests_that_end_at_any_time_leave_nothing_behind() -> No
         live.append(f"r{n}")
         if n % 7 == 0:
             of.finish(ended(f"waits-{n}"))
-        rows = [row(name) for name in live]
-        of.decide(rows, waiting=0, kv_usage=0.0, prefill_tokens=0)
+        of.decide(rows(*live), waiting=0, kv_usage=0.0, prefill_tokens=0)
         while live and (len(live) > 12 or rng.random() < 0.3):
             of.finish(ended(live.pop(int(rng.integers(len(live))))))
         of.record(dict.fromkeys(live, (1, 1)), prefill_tokens=0)
         of.wrote(dict.fromkeys(live, (1, True)))
-        of.draft([row(name, drafted=1) for name in live], np.full((len(live), 1), 0.5, np.float32))
+        of.draft(rows(**dict.fromkeys(live, 1)), np.full((len(live), 1), 0.5, np.float32))
         if live and rng.random() < 0.5:
             for _ in range(2):
                 of.finish(ended(live[-1]))
@@ -137,11 +129,29 @@ def test_two_thousand_requests_that_end_at_any_time_leave_nothing_behind() -> No
 def test_the_log_has_a_line_for_every_step(tmp_path: Path) -> None:
     log = tmp_path / "steps.jsonl"
     of = loop(Recorder(), log=StepLog(log))
-    step(of, [row("a"), row("b")], {"b": (2, 1)})
-    of.decide([], waiting=3, kv_usage=0.5, prefill_tokens=100)
+    step(of, rows("a", "b"), {"b": (2, 1)})
+    of.decide(rows(), waiting=3, kv_usage=0.5, prefill_tokens=100)
     of.record({}, prefill_tokens=77)
     of.close()
     first, second = map(json.loads, log.read_text().splitlines())
     assert (first["running"], first["verified"], first["accepted"], first["depth"]) == (2, [0, 2], [0, 1], 2)
     assert (second["running"], second["waiting"], second["prefill"]) == (0, 3, 77)
     assert first["ms"] > 0
+
+
+def test_a_step_is_told_of_while_the_next_one_runs(tmp_path: Path) -> None:
+    """In `account`, before those who ended in it; at the latest when the next decision is made."""
+    log = tmp_path / "steps.jsonl"
+    of = loop(Recorder(), log=StepLog(log))
+    for n in range(3):
+        step(of, rows(f"r{n}", "stays"), {})
+        of.finish(ended(f"r{n}"))
+    of.decide(rows("stays"), waiting=0, kv_usage=0.0, prefill_tokens=0)
+    told = []
+    for _ in range(2):
+        told.append(sum(second["steps"] for second in of.history.since(0.0)))
+        of.account()
+    assert told == [2, 3]  # the third waited
+    of.close()
+    lines = [(line["kind"], line["request"]) for line in map(json.loads, log.read_text().splitlines())]
+    assert lines == [each for n in range(3) for each in (("step", [f"r{n}", "stays"]), ("request", f"r{n}"))]

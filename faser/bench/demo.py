@@ -34,7 +34,7 @@ from faser.policies import PolicyError, make_policy
 MODEL = "smollm2"
 POLICIES = ("none", "static:4")
 SHIPPED = str(files("faser.checkpoints") / "ppo.pt")
-LOW, HIGH = (1, 5), (16, 32)
+LOW, HIGH = (1, 10), (16, 32)
 """(concurrency, prompts) of the two phases."""
 
 SERVER_GIB = 3.0

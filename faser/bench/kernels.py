@@ -109,7 +109,7 @@ def measure_confidence(vocabulary: int, batch: int, repeats: int) -> Iterator[Re
         return *p.topk(2), torch.special.entr(p).sum(dim=-1)
 
     for what, ours, theirs in (
-        ("argmax", lambda: triton.argmax_confidence(logits), lambda: confidence.argmax_confidence(logits)),
+        ("argmax", lambda: triton.argmax_confidence(logits), lambda: confidence.reference.argmax_confidence(logits)),
         ("confidence", lambda: triton.confidence(logits), plain),
     ):
         times = [microseconds(in_graph(call), repeats) for call in (ours, theirs)]

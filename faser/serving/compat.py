@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from vllm.platforms import current_platform
 
-from faser.serving.loop import Ended, Row
+from faser.serving.loop import Ended, Newcomer, Rows
 
 if TYPE_CHECKING:
     from vllm.config import CompilationConfig
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 
 MARK = "faser_assigned"
@@ -101,11 +103,13 @@ def rewind_cpu_generators(runner: Any) -> None:
 
 
 @contextmanager
-def drafter_class(cls: type[Any]) -> Iterator[None]:
-    """While open, model runners build `cls` as their draft-model proposer: they name its class inline."""
-    from vllm.v1.worker import gpu_model_runner
+def runner_parts(drafter: type[Any], sampler: type[Any]) -> Iterator[None]:
+    """While open, model runners build these as their draft-model proposer and their rejection sampler: they name the
+    classes inline.
+    """
+    from vllm.v1.worker import gpu_model_runner as runner
 
-    with patch.object(gpu_model_runner, "DraftModelProposer", cls):
+    with patch.object(runner, "DraftModelProposer", drafter), patch.object(runner, "RejectionSampler", sampler):
         yield
 
 
@@ -248,19 +252,21 @@ def prefill_tokens(scheduler: Scheduler, rows: int) -> int:
     return min(tokens, budget)
 
 
-def row(request: Request) -> Row:
-    """A request as the loop knows it."""
-    params = request.sampling_params
-    return Row(
-        request.request_id,
-        request.num_computed_tokens,
-        request.num_output_tokens,
-        request.max_tokens,
-        len(request.spec_token_ids),
-        request.arrival_time,
-        params.temperature if params else 0.0,
-        excluded(request),
+def rows(requests: list[Request]) -> Rows:
+    """Requests as the loop knows them."""
+    return Rows(
+        ids=[r.request_id for r in requests],
+        context=[r.num_computed_tokens for r in requests],
+        generated=[r.num_output_tokens for r in requests],
+        drafted=[len(r.spec_token_ids) for r in requests],
+        newcomer=lambda i: _newcomer(requests[i]),
     )
+
+
+def _newcomer(request: Request) -> Newcomer:
+    params = request.sampling_params
+    temperature = params.temperature if params else 0.0
+    return Newcomer(request.max_tokens, request.arrival_time, temperature, excluded(request))
 
 
 def written(outputs: dict[int, EngineCoreOutputs]) -> dict[str, tuple[int, bool]]:
@@ -296,17 +302,7 @@ def _texts(request: Request) -> dict[str, Any]:
 
 
 def excluded(request: Request) -> bool:
-    """Whether the request is sampled under rules that make its acceptance say nothing about others'.
-
-    Rows are made twice a step and the rules never change, so the answer is kept with the request.
-    """
-    known: bool | None = getattr(request, "faser_excluded", None)
-    if known is None:
-        known = request.faser_excluded = _excluded(request)  # type: ignore[attr-defined]  # ours
-    return known
-
-
-def _excluded(request: Request) -> bool:
+    """Whether the request is sampled under rules that make its acceptance say nothing about others'."""
     p = request.sampling_params
     if p is None or request.use_structured_output or request.lora_request:
         return True
@@ -331,38 +327,34 @@ def prefilled(scheduled: SchedulerOutput, decoding: set[str]) -> int:
     return sum(n for request_id, n in scheduled.num_scheduled_tokens.items() if request_id not in decoding)
 
 
-def verifiers(
-    logits: torch.Tensor, drafts: torch.Tensor, counts: list[int], temperature: torch.Tensor
-) -> tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]:
-    """vLLM's verification of greedy drafts, to hold ours against: whole, from `logits`, and its last part alone.
-
-    logits: [N + B, V], drafts: [N] int32 and temperature: [B] float32 as for `faser.kernels.verify`; counts: of drafts,
-    not all 0. Either gives tokens [B, longest + 1] int32. The part is `rejection_sample`, which finds ready what the
-    whole has made by then: the drafts' logits, gathered and float32, and one more token for each request.
-    """
-    from vllm.v1.sample.logits_processor import LogitsProcessors
-    from vllm.v1.sample.metadata import SamplingMetadata
-    from vllm.v1.sample.rejection_sampler import RejectionSampler, rejection_sample
-    from vllm.v1.sample.sampler import Sampler
+def drafted(drafts: torch.Tensor, counts: list[int]) -> SpecDecodeMetadata:
+    """What vLLM's verification is told of `drafts` [N] int32, of which each request has its count, not all 0."""
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-    device = logits.device
+    device = drafts.device
     rows = torch.tensor(counts, device=device) + 1
     ends = rows.cumsum(0)
     last = ends - 1
-    drafted = torch.ones(len(logits), dtype=torch.bool, device=device).index_fill(0, last, False).nonzero().squeeze(1)
-    metadata = SpecDecodeMetadata(
+    mask = torch.ones(len(drafts) + len(counts), dtype=torch.bool, device=device).index_fill(0, last, False)
+    return SpecDecodeMetadata(
         draft_token_ids=drafts,
         num_draft_tokens=counts,
         cu_num_draft_tokens=(rows - 1).cumsum(0).int(),
         cu_num_sampled_tokens=ends.int(),
-        target_logits_indices=drafted.int(),
+        target_logits_indices=mask.nonzero().squeeze(1).int(),
         bonus_logits_indices=last.int(),
-        logits_indices=torch.arange(len(logits), dtype=torch.int32, device=device),
+        logits_indices=torch.arange(len(mask), dtype=torch.int32, device=device),
     )
+
+
+def sampled(temperature: torch.Tensor) -> SamplingMetadata:
+    """What vLLM's sampling is told of requests that have nothing but a `temperature` [B] float32."""
+    from vllm.v1.sample.logits_processor import LogitsProcessors
+    from vllm.v1.sample.metadata import SamplingMetadata
+
     greedy = bool((temperature == 0.0).all())
-    none = torch.empty(0, device=device)
-    sampling = SamplingMetadata(
+    none = torch.empty(0, device=temperature.device)
+    return SamplingMetadata(
         temperature=None if greedy else temperature,
         all_greedy=greedy,
         all_random=bool((temperature != 0.0).all()),
@@ -375,13 +367,29 @@ def verifiers(
         frequency_penalties=none,
         presence_penalties=none,
         repetition_penalties=none,
-        output_token_ids=[[] for _ in counts],
+        output_token_ids=[[] for _ in temperature],
         allowed_token_ids_mask=None,
         bad_words_token_ids={},
         logitsprocs=LogitsProcessors(),
     )
+
+
+def verifiers(
+    logits: torch.Tensor, drafts: torch.Tensor, counts: list[int], temperature: torch.Tensor
+) -> tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]:
+    """vLLM's verification of greedy drafts, to hold ours against: whole, from `logits`, and its last part alone.
+
+    logits: [N + B, V], drafts: [N] int32 and temperature: [B] float32 as for `faser.kernels.verify`; counts: of drafts,
+    not all 0. Either gives tokens [B, longest + 1] int32. The part is `rejection_sample`, which finds ready what the
+    whole has made by then: the drafts' logits, gathered and float32, and one more token for each request.
+    """
+    from vllm.v1.sample.rejection_sampler import RejectionSampler, rejection_sample
+    from vllm.v1.sample.sampler import Sampler
+
+    device, metadata, sampling = logits.device, drafted(drafts, counts), sampled(temperature)
     sampler = RejectionSampler(Sampler(), device=device)
-    ready, bonus = logits[drafted].float(), logits[last].argmax(dim=-1, keepdim=True).int()
+    ready = logits[metadata.target_logits_indices].float()
+    bonus = logits[metadata.bonus_logits_indices].argmax(dim=-1, keepdim=True).int()
 
     def whole() -> torch.Tensor:
         tokens: torch.Tensor = sampler(metadata, None, logits, sampling).sampled_token_ids

@@ -7,7 +7,7 @@ server is here, and `forget` ends it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -24,20 +24,26 @@ from faser.serving.metrics import StepMetrics
 from faser.serving.step_log import StepLog
 
 
-class Row(NamedTuple):
-    """A request that decodes in the coming step. arrival: seconds since the epoch; temperature: of its sampling.
+class Newcomer(NamedTuple):
+    """What stays the same of a request. arrival: seconds since the epoch; temperature: of its sampling."""
 
-    A tuple, since as many as there are requests are made twice a step.
-    """
-
-    request_id: str
-    context: int
-    generated: int
     max_tokens: int
-    drafted: int
     arrival: float
     temperature: float
     excluded: bool
+
+
+class Rows(NamedTuple):
+    """N requests that decode in the coming step, or that were just drafted for. Columns: there are many, twice a step.
+
+    newcomer: what stays the same of a row; asked for once a request.
+    """
+
+    ids: list[str]
+    context: list[int]
+    generated: list[int]
+    drafted: list[int]
+    newcomer: Callable[[int], Newcomer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +64,40 @@ class Ended:
 
 LONGEST_NAME = 80
 """Of a request, in the log: a client may choose any; its end is vLLM's own."""
+NOTHING = (0, 0)
+"""The verdict of a row that verified nothing."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Step:
+    """A step of N rows, from its decision on. started, ended: on time.perf_counter's clock.
+
+    generated: output tokens of each row and, summed up, context tokens, as it began: a slot may have a new request
+    before the step is accounted for. written, drafted: request id -> tokens that it added to the output, drafted at its
+    end. outcome: once there are verdicts.
+    """
+
+    started: float
+    ended: float
+    ids: list[str]
+    slots: Ints
+    generated: list[int]
+    context: int
+    waiting: int
+    kv_usage: float
+    depth: int
+    told: dict[str, Any]
+    written: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    drafted: dict[str, int] = field(default_factory=dict)
+    outcome: StepOutcome | None = None
 
 
 class SpeculationLoop:
-    """One engine's loop: `decide` before a step, `record` after its verdicts, `draft` after its drafting."""
+    """One engine's loop: `decide` before a step, `record` after its verdicts, `draft` after its drafting.
+
+    What a step leaves for people, metrics and log, waits for `account`, which is best called while the GPU works on the
+    next one.
+    """
 
     def __init__(
         self,
@@ -84,32 +120,22 @@ class SpeculationLoop:
         self._sums = np.zeros((3, 2 * capacity), np.int64)  # by slot: tokens drafted, verified, accepted
         self._first: dict[str, float] = {}  # when a request's first token came, seconds since the epoch
         self._free = list(range(2 * capacity))
-        self._rows: dict[str, int] = {}  # request id -> row of the step under way
-        self._slots: Ints = np.zeros(0, np.int64)
-        self._generated: list[int] = []  # output tokens of each row, and context tokens of all, as the step began:
-        self._context = 0  # a slot may have a new request before the step is accounted for
-        self._drafted: list[int] = []  # at the end of the step, by row
-        self._written: list[int] = []  # tokens that it added to outputs, by row
-        self._depth = 0
-        self._waiting, self._kv_usage = 0, 0.0
-        self._told: dict[str, Any] = {"policy": ""}  # of the decision of the step under way
-        self._outcome: StepOutcome | None = None
+        self._step: _Step | None = None  # under way
+        self._over: _Step | None = None  # to be accounted for
         self._endings: list[dict[str, Any]] = []  # lines of requests that ended in the step under way
-        self._started = self._ended = 0.0
+        self._gone: list[dict[str, Any]] = []  # and in the one to be accounted for
         self._step_ms = 0.0
         if arms is not None and arms.split is not None:
             self._write({"kind": "split", "t": round(time.time(), 4), **arms.split.to_json()})
 
-    def decide(self, rows: Sequence[Row], *, waiting: int, kv_usage: float, prefill_tokens: int) -> Decision:
+    def decide(self, rows: Rows, *, waiting: int, kv_usage: float, prefill_tokens: int) -> Decision:
         """What to do in the step about to run, for `rows` [N]. See `RequestTable.observe` for the rest."""
         now = time.perf_counter()
         self._end_step(now)
-        self._started = self._ended = now
-        self._slots = slots = np.array([self._slot_of(row) for row in rows], np.int64)
-        table = self._table
-        table.context[slots] = [row.context for row in rows]
-        table.generated[slots] = [row.generated for row in rows]
-        table.drafted[slots] = [row.drafted for row in rows]
+        slots, table = self._slots_of(rows), self._table
+        table.context[slots] = rows.context
+        table.generated[slots] = rows.generated
+        table.drafted[slots] = rows.drafted
         table.confidence[slots] *= np.arange(MAX_DEPTH) < table.drafted[slots][:, None]
         observation = table.observe(
             slots,
@@ -120,14 +146,19 @@ class SpeculationLoop:
             prefill_tokens=prefill_tokens,
             step_ms=self._step_ms,
         )
-        decision = self.controller.decide(observation, [row.request_id for row in rows])
-        self._told = self.controller.told()
-        self.metrics.count_decision(self.controller.tally)
-        self._rows = {row.request_id: i for i, row in enumerate(rows)}
-        self._generated = [row.generated for row in rows]
-        self._drafted, self._written = [0] * len(rows), [0] * len(rows)
-        self._context = sum(row.context for row in rows)
-        self._depth, self._waiting, self._kv_usage = decision.draft_depth, waiting, kv_usage
+        decision = self.controller.decide(observation, rows.ids)
+        self._step = _Step(
+            started=now,
+            ended=now,
+            ids=rows.ids,
+            slots=slots,
+            generated=rows.generated,
+            context=sum(rows.context),
+            waiting=waiting,
+            kv_usage=kv_usage,
+            depth=decision.draft_depth,
+            told=self.controller.told(),
+        )
         return decision
 
     def record(self, verdicts: dict[str, tuple[int, int]], *, prefill_tokens: int) -> None:
@@ -135,26 +166,24 @@ class SpeculationLoop:
 
         A row without a verdict verified nothing.
         """
-        verified = np.zeros(len(self._rows), np.int64)
-        accepted = np.zeros(len(self._rows), np.int64)
-        for request_id, row in self._rows.items():
-            verified[row], accepted[row] = verdicts.get(request_id, (0, 0))
-        self._table.record(self._slots, verified, accepted)
-        self._sums[1:, self._slots] += (verified, accepted)
-        self._ended = time.perf_counter()
-        self._outcome = StepOutcome(self._ended - self._started, verified, accepted, self._depth, prefill_tokens)
+        step = self._step
+        assert step is not None
+        pairs = [verdicts.get(request, NOTHING) for request in step.ids]
+        verified, accepted = np.array(pairs, np.int64).reshape(-1, 2).T
+        self._table.record(step.slots, verified, accepted)
+        self._sums[1:, step.slots] += (verified, accepted)
+        step.ended = time.perf_counter()
+        step.outcome = StepOutcome(step.ended - step.started, verified, accepted, step.depth, prefill_tokens)
 
-    def draft(self, rows: Sequence[Row], confidence: Floats) -> None:
-        """New drafts at the end of the step: `confidence` [N, depth] of `rows` [N], valid up to its `drafted`."""
-        padded = np.zeros((len(rows), MAX_DEPTH), np.float32)
+    def draft(self, rows: Rows, confidence: Floats) -> None:
+        """New drafts at the end of the step: `confidence` [N, depth] of `rows` [N], valid up to their `drafted`."""
+        padded = np.zeros((len(rows.ids), MAX_DEPTH), np.float32)
         padded[:, : confidence.shape[1]] = confidence
-        drafted = np.array([row.drafted for row in rows], np.int64)
-        slots = np.array([self._slot_of(row) for row in rows], np.int64)
+        drafted, slots = np.array(rows.drafted, np.int64), self._slots_of(rows)
         self._table.draft(slots, padded, drafted)
         self._sums[0, slots] += drafted
-        for row in rows:
-            if (i := self._rows.get(row.request_id)) is not None:
-                self._drafted[i] = row.drafted
+        if self._step is not None:
+            self._step.drafted = dict(zip(rows.ids, rows.drafted, strict=True))
         self.metrics.count_drafted(int(drafted.sum()))
 
     def wrote(self, tokens: dict[str, tuple[int, bool]]) -> None:
@@ -162,14 +191,25 @@ class SpeculationLoop:
         end is not in it.
         """
         now = time.time()
-        self._written = [tokens.get(request, (0, True))[0] for request in self._rows]
+        if self._step is not None:
+            self._step.written = tokens
         for request, (count, goes_on) in tokens.items():
             if count and goes_on and request not in self._first:
                 self._first[request] = now
 
     def end_of_drafting(self) -> None:
         """The step ends here rather than at `record`."""
-        self._ended = time.perf_counter()
+        if self._step is not None:
+            self._step.ended = time.perf_counter()
+
+    def account(self) -> None:
+        """Count and log the last step that is over, and who ended in it. Harmless if that is done."""
+        step, self._over = self._over, None
+        if step is not None and step.outcome is not None:
+            self._count(step, step.outcome)
+        endings, self._gone = self._gone, []
+        for line in endings:
+            self._write(line)
 
     @property
     def tracked(self) -> int:
@@ -178,7 +218,9 @@ class SpeculationLoop:
 
     def restart(self) -> None:
         """Forget the steps and the verdicts so far; requests are forgotten as they end."""
-        self._outcome, self._step_ms = None, 0.0
+        self._step_ms = 0.0
+        if self._step is not None:
+            self._step.outcome = None
         self._table.reset(0)
 
     def finish(self, ended: Ended) -> None:
@@ -217,37 +259,36 @@ class SpeculationLoop:
     def close(self) -> None:
         """End the policy's thread and the log."""
         self._end_step()
+        self.account()
         self.controller.close()
         if self._log is not None:
             self._log.close()
 
     def _end_step(self, now: float | None = None) -> None:
-        """Account for the last step and log who ended since. With requests left it took until `now`, when the next
-        begins.
-        """
-        outcome, self._outcome = self._outcome, None
-        if outcome is not None:
-            self._count(outcome, now)
-        endings, self._endings = self._endings, []
-        for line in endings:
-            self._write(line)
+        """The step under way is over. With requests left it took until `now`, when the next begins."""
+        self.account()  # of the one before, if nobody did
+        step, self._step = self._step, None
+        if step is not None and step.outcome is not None:
+            ended = now if now is not None and self._slot else step.ended
+            step.outcome = replace(step.outcome, seconds=ended - step.started)
+            self._step_ms = 1000.0 * step.outcome.seconds
+        self._over = step
+        self._gone, self._endings = self._endings, []
 
-    def _count(self, outcome: StepOutcome, now: float | None) -> None:
-        ended = now if now is not None and self._slot else self._ended
-        outcome = replace(outcome, seconds=ended - self._started)
-        self._step_ms = 1000.0 * outcome.seconds
-        started = time.time() - (time.perf_counter() - self._started)
+    def _count(self, step: _Step, outcome: StepOutcome) -> None:
+        written = [step.written.get(request, (0, True))[0] for request in step.ids]
+        started = time.time() - (time.perf_counter() - step.started)
         self.metrics.count_step(outcome)
         self.history.add(
             outcome,
             started,
-            written=sum(self._written),
-            waiting=self._waiting,
-            kv_usage=self._kv_usage,
-            policy=self._told["policy"],
-            arm=self._told.get("arm") or "",
+            written=sum(written),
+            waiting=step.waiting,
+            kv_usage=step.kv_usage,
+            policy=step.told["policy"],
+            arm=step.told.get("arm") or "",
         )
-        for arm, rows in self._arm_rows():
+        for arm, rows in _arm_rows(step.told):
             self.metrics.count_arm(arm, outcome.verified[rows], outcome.accepted[rows])
         if self._log is None and self._arms is None:
             return  # nobody wants a line
@@ -255,30 +296,21 @@ class SpeculationLoop:
             {
                 "kind": "step",
                 "t": round(started, 4),
-                "ms": round(self._step_ms, 3),
-                **self._told,
-                "running": len(outcome.verified),
-                "waiting": self._waiting,
+                "ms": round(1000.0 * outcome.seconds, 3),
+                **step.told,
+                "running": len(step.ids),
+                "waiting": step.waiting,
                 "prefill": outcome.prefill_tokens,
-                "context": self._context,
-                "depth": outcome.draft_depth,
+                "context": step.context,
+                "depth": step.depth,
                 "verified": outcome.verified.tolist(),
                 "accepted": outcome.accepted.tolist(),
-                "drafted": self._drafted,
-                "written": self._written,
-                "request": [name[-LONGEST_NAME:] for name in self._rows],
-                "generated": self._generated,
+                "drafted": [step.drafted.get(request, 0) for request in step.ids],
+                "written": written,
+                "request": [name[-LONGEST_NAME:] for name in step.ids],
+                "generated": step.generated,
             }
         )
-
-    def _arm_rows(self) -> Iterator[tuple[str, Any]]:
-        """The arms of the step under way, and an index of the rows of each."""
-        if (arm := self._told.get("arm")) is not None:
-            yield arm, slice(None)
-        elif arms := self._told.get("arms"):
-            of = np.array(arms)
-            for arm in dict.fromkeys(arms):
-                yield arm, of == arm
 
     def _write(self, line: dict[str, Any]) -> None:
         """A line of the log, for whoever wants it."""
@@ -288,22 +320,28 @@ class SpeculationLoop:
             self._log.write(**line)
             self.metrics.count_lost(self._log.lost)
 
-    def _slot_of(self, row: Row) -> int:
-        slot = self._slot.get(row.request_id)
-        if slot is not None:
-            return slot
+    def _slots_of(self, rows: Rows) -> Ints:
+        slots = [self._slot.get(request) for request in rows.ids]
+        if None in slots:
+            slots = [self._admit(rows, i) if slot is None else slot for i, slot in enumerate(slots)]
+        return np.array(slots, np.int64)
+
+    def _admit(self, rows: Rows, i: int) -> int:
         if not self._free:
             self._free.extend(self._table.grow())
             self._sums = np.concatenate([self._sums, self._sums], axis=1)
-        slot = self._slot[row.request_id] = self._free.pop()
+        slot = self._slot[rows.ids[i]] = self._free.pop()
         self._sums[:, slot] = 0
-        self._table.admit(
-            slot,
-            context=row.context,
-            max_tokens=row.max_tokens,
-            arrival=row.arrival,
-            excluded=row.excluded,
-            temperature=row.temperature,
-        )
+        self._table.admit(slot, context=rows.context[i], **rows.newcomer(i)._asdict())
         self.metrics.set_tracked(self.tracked)
         return slot
+
+
+def _arm_rows(told: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The arms that `told` of a decision names, and an index of the rows of each."""
+    if (arm := told.get("arm")) is not None:
+        yield arm, slice(None)
+    elif arms := told.get("arms"):
+        of = np.array(arms)
+        for arm in dict.fromkeys(arms):
+            yield arm, of == arm

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from vllm.logger import init_logger
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from faser.ab.arms import ArmedController
@@ -26,10 +27,13 @@ from faser.serving.settings import Settings
 from faser.serving.step_log import open_log
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.request import Request
+
+
+logger = init_logger("vllm.faser")  # under vLLM's, which is the one that prints
 
 
 class FaserScheduler(Scheduler):
@@ -54,6 +58,7 @@ class FaserScheduler(Scheduler):
         self.control = Control(controller, cost, self.faser.metrics, self.faser.history, self.arms)
         compat.answer_control()
         self._decoding: set[str] = set()
+        logger.info("policy %s, step costs %s, predictor %s", controller.name, cost.name, settings.predictor or "none")
         if self.num_spec_tokens:
             compat.allow_ragged_drafts(self)
 
@@ -73,7 +78,7 @@ class FaserScheduler(Scheduler):
         requests = compat.decoding(self)
         self._decoding = {r.request_id for r in requests}
         decision = self.faser.decide(
-            [compat.row(r) for r in requests],
+            compat.rows(requests),
             waiting=self.get_request_counts()[1],
             kv_usage=self.get_kv_cache_usage(),
             prefill_tokens=compat.prefill_tokens(self, len(requests)),
@@ -83,6 +88,10 @@ class FaserScheduler(Scheduler):
         scheduled = super().schedule(*args, **kwargs)
         scheduled.num_spec_tokens_to_schedule = decision.draft_depth
         return scheduled
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
+        self.faser.account()  # the GPU has just been started: nobody waits for this
+        return super().get_grammar_bitmask(scheduler_output)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -109,7 +118,7 @@ class FaserScheduler(Scheduler):
         confidence = getattr(draft_token_ids, "faser_confidence", None)
         if confidence is None:  # the drafter did not run (a request at the model's full length)
             confidence = np.zeros((len(draft_token_ids.req_ids), 0), np.float32)
-        self.faser.draft([compat.row(r) for _, r in live], confidence[[i for i, _ in live]])
+        self.faser.draft(compat.rows([r for _, r in live]), confidence[[i for i, _ in live]])
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.faser.finish(compat.ended(request, texts=self._log_prompts))

@@ -290,6 +290,7 @@ def _environment(counts: str) -> Iterator[None]:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # V1 is the runner whose draft model runs in CUDA graphs
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's: a policy's products are too small to share out
     theirs = os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", counts) != counts
     try:
         yield
