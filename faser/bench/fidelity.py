@@ -148,7 +148,6 @@ def _send(engine: OfflineEngine, tape: Tape, trace: Trace, i: int, arrival: floa
         int(tape.output_tokens[row]),
         name=str(i),
         temperature=float(tape.temperature[row]),
-        seed=i,
         arrival=arrival,
     )
 

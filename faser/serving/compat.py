@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
-    from vllm.v1.sample.metadata import SamplingMetadata
-    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 
 MARK = "faser_assigned"
@@ -103,13 +101,11 @@ def rewind_cpu_generators(runner: Any) -> None:
 
 
 @contextmanager
-def runner_parts(drafter: type[Any], sampler: type[Any]) -> Iterator[None]:
-    """While open, model runners build these as their draft-model proposer and their rejection sampler: they name the
-    classes inline.
-    """
-    from vllm.v1.worker import gpu_model_runner as runner
+def drafter_class(cls: type[Any]) -> Iterator[None]:
+    """While open, model runners build `cls` as their draft-model proposer: they name its class inline."""
+    from vllm.v1.worker import gpu_model_runner
 
-    with patch.object(runner, "DraftModelProposer", drafter), patch.object(runner, "RejectionSampler", sampler):
+    with patch.object(gpu_model_runner, "DraftModelProposer", cls):
         yield
 
 
@@ -327,34 +323,38 @@ def prefilled(scheduled: SchedulerOutput, decoding: set[str]) -> int:
     return sum(n for request_id, n in scheduled.num_scheduled_tokens.items() if request_id not in decoding)
 
 
-def drafted(drafts: torch.Tensor, counts: list[int]) -> SpecDecodeMetadata:
-    """What vLLM's verification is told of `drafts` [N] int32, of which each request has its count, not all 0."""
+def verifiers(
+    logits: torch.Tensor, drafts: torch.Tensor, counts: list[int], temperature: torch.Tensor
+) -> tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]:
+    """vLLM's verification of greedy drafts, to hold ours against: whole, from `logits`, and its last part alone.
+
+    logits: [N + B, V], drafts: [N] int32 and temperature: [B] float32 as for `faser.kernels.verify`; counts: of drafts,
+    not all 0. Either gives tokens [B, longest + 1] int32. The part is `rejection_sample`, which finds ready what the
+    whole has made by then: the drafts' logits, gathered and float32, and one more token for each request.
+    """
+    from vllm.v1.sample.logits_processor import LogitsProcessors
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.sample.rejection_sampler import RejectionSampler, rejection_sample
+    from vllm.v1.sample.sampler import Sampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-    device = drafts.device
+    device = logits.device
     rows = torch.tensor(counts, device=device) + 1
     ends = rows.cumsum(0)
     last = ends - 1
-    mask = torch.ones(len(drafts) + len(counts), dtype=torch.bool, device=device).index_fill(0, last, False)
-    return SpecDecodeMetadata(
+    drafted = torch.ones(len(logits), dtype=torch.bool, device=device).index_fill(0, last, False).nonzero().squeeze(1)
+    metadata = SpecDecodeMetadata(
         draft_token_ids=drafts,
         num_draft_tokens=counts,
         cu_num_draft_tokens=(rows - 1).cumsum(0).int(),
         cu_num_sampled_tokens=ends.int(),
-        target_logits_indices=mask.nonzero().squeeze(1).int(),
+        target_logits_indices=drafted.int(),
         bonus_logits_indices=last.int(),
-        logits_indices=torch.arange(len(mask), dtype=torch.int32, device=device),
+        logits_indices=torch.arange(len(logits), dtype=torch.int32, device=device),
     )
-
-
-def sampled(temperature: torch.Tensor) -> SamplingMetadata:
-    """What vLLM's sampling is told of requests that have nothing but a `temperature` [B] float32."""
-    from vllm.v1.sample.logits_processor import LogitsProcessors
-    from vllm.v1.sample.metadata import SamplingMetadata
-
     greedy = bool((temperature == 0.0).all())
-    none = torch.empty(0, device=temperature.device)
-    return SamplingMetadata(
+    none = torch.empty(0, device=device)
+    sampling = SamplingMetadata(
         temperature=None if greedy else temperature,
         all_greedy=greedy,
         all_random=bool((temperature != 0.0).all()),
@@ -367,29 +367,13 @@ def sampled(temperature: torch.Tensor) -> SamplingMetadata:
         frequency_penalties=none,
         presence_penalties=none,
         repetition_penalties=none,
-        output_token_ids=[[] for _ in temperature],
+        output_token_ids=[[] for _ in counts],
         allowed_token_ids_mask=None,
         bad_words_token_ids={},
         logitsprocs=LogitsProcessors(),
     )
-
-
-def verifiers(
-    logits: torch.Tensor, drafts: torch.Tensor, counts: list[int], temperature: torch.Tensor
-) -> tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]:
-    """vLLM's verification of greedy drafts, to hold ours against: whole, from `logits`, and its last part alone.
-
-    logits: [N + B, V], drafts: [N] int32 and temperature: [B] float32 as for `faser.kernels.verify`; counts: of drafts,
-    not all 0. Either gives tokens [B, longest + 1] int32. The part is `rejection_sample`, which finds ready what the
-    whole has made by then: the drafts' logits, gathered and float32, and one more token for each request.
-    """
-    from vllm.v1.sample.rejection_sampler import RejectionSampler, rejection_sample
-    from vllm.v1.sample.sampler import Sampler
-
-    device, metadata, sampling = logits.device, drafted(drafts, counts), sampled(temperature)
     sampler = RejectionSampler(Sampler(), device=device)
-    ready = logits[metadata.target_logits_indices].float()
-    bonus = logits[metadata.bonus_logits_indices].argmax(dim=-1, keepdim=True).int()
+    ready, bonus = logits[drafted].float(), logits[last].argmax(dim=-1, keepdim=True).int()
 
     def whole() -> torch.Tensor:
         tokens: torch.Tensor = sampler(metadata, None, logits, sampling).sampled_token_ids

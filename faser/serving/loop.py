@@ -204,6 +204,7 @@ class SpeculationLoop:
 
     def account(self) -> None:
         """Count and log the last step that is over, and who ended in it. Harmless if that is done."""
+        self.metrics.count_decision(self.controller.tally)
         step, self._over = self._over, None
         if step is not None and step.outcome is not None:
             self._count(step, step.outcome)

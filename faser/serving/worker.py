@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from faser.serving import compat
 from faser.serving.catch_up import LazyDrafter
-from faser.serving.verifier import OneLaunchSampler
 
 if TYPE_CHECKING:
     from vllm.v1.outputs import DraftTokenIds
@@ -21,18 +20,12 @@ class FaserWorker(compat.worker_base()):  # type: ignore[misc]  # the base depen
     def init_device(self) -> None:
         compat.repair_cpu_kernels()
         compat.plan_attention_as_captured()
-        with compat.runner_parts(LazyDrafter, OneLaunchSampler):
+        with compat.drafter_class(LazyDrafter):
             super().init_device()
         compat.rewind_cpu_generators(self.model_runner)
-        if isinstance(getattr(self.model_runner, "drafter", None), LazyDrafter):  # none without speculation
-            compat.capture_too(self.model_runner, self._prepare)
-
-    def _prepare(self) -> None:
-        """What CUDA graphs and kernels of ours there are is made before the first request."""
-        runner = self.model_runner
-        runner.drafter.capture()
-        vocabulary = self.model_config.get_vocab_size()
-        runner.rejection_sampler.compile(vocabulary, runner.num_spec_tokens, self.model_config.dtype, self.device)
+        drafter = getattr(self.model_runner, "drafter", None)  # none without speculation
+        if isinstance(drafter, LazyDrafter):
+            compat.capture_too(self.model_runner, drafter.capture)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         drafts: DraftTokenIds | None = super().take_draft_token_ids()
