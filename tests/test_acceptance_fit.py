@@ -150,6 +150,10 @@ def test_the_command_writes_what_it_reports(
     for word in ("raw confidence", "20 bins", "logistic", "network", "T = 0.8", "clairvoyant", f"written: {out}"):
         assert word in report
     assert "train/acceptance.py" in load_predictor(out).trained["command"]
+    before = (tmp_path / "t.tape").read_bytes()
+    assert acceptance.main(["--tape", str(tmp_path / "t.tape"), "--out", str(tmp_path / "t.tape")]) == 2
+    assert "which is there and no predictor" in capsys.readouterr().err
+    assert (tmp_path / "t.tape").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -159,6 +163,8 @@ def test_the_command_writes_what_it_reports(
         (["--profile", "nothing"], "profile 'nothing' is unknown"),
         (["--predictor", "nothing"], "predictor 'nothing' is unknown"),
         (["--out", "no/such/folder/p.json"], "--out is 'no/such/folder/p.json'"),
+        (["--out", "p.json", "--predictor", "smollm2"], "give one of the two"),
+        (["--seed", "-1"], "--seed is -1; allowed: 0 to 2147483647"),
     ],
 )
 def test_a_mistake_is_one_line(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

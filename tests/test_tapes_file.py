@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import struct
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -127,12 +128,17 @@ def flipped(path: Path) -> None:
         (rewritten(domains="7"), "domains"),
         (rewritten(layers="["), "layers"),
         (rewritten(vocabulary="many"), "vocabulary"),
+        (rewritten(vocabulary="9" * 5000), "vocabulary is '999"),
+        (rewritten(layers="[" * 9000), "layers is '[["),
+        (rewritten(layers="[0, 1, 2]"), "layers holds 0; allowed: 1 or more"),
+        (rewritten(temperature=np.array([0, np.inf], np.float32)), "temperature holds inf"),
         (replaced(b"by hand", b"by foot"), "sha256 does not fit"),
         (replaced(b'"draft":"def"', b'"draft":"dem"'), "sha256 does not fit"),
         (flipped, "sha256 does not fit"),
         (lambda path: path.write_bytes(path.read_bytes() + b"0"), "after its end"),
         (lambda path: path.write_bytes(b"PK" * 99), "is no safetensors file"),
         (lambda path: path.write_bytes(b"\x07" + b"\0" * 7 + b'["a"]  '), "is no tape of ours"),
+        (lambda path: path.write_bytes(struct.pack("<Q", 90_000) + b"[" * 90_000), "is no tape of ours"),
     ],
 )
 def test_an_altered_file_is_refused_in_one_line(change: Callable[[Path], None], says: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
+safetensors_torch = pytest.importorskip("safetensors.torch")
 
 from faser.models.fingerprint import fingerprint  # noqa: E402
 from faser.tapes import Tape, TapeError, load_tape  # noqa: E402
@@ -158,6 +159,18 @@ def test_bad_prompt_files_name_the_line(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(TapeError, match="holds no prompts"):
         read_prompts(path)
+    path.write_text(good.replace('"a"', '"a\u2028"'), "utf-8-sig")  # an end of a line to some, but none of JSONL
+    assert read_prompts(path)[0].domain == "a\u2028"
+    for content, says in (
+        (b"\xff\xfe", "is no UTF-8"),
+        (b"[" * 100_000, "line 1: is no JSON"),
+        (b'{"domain": "a"}', "line 1: needs 'domain' and 'prompt'$"),
+        (b'{"domain": "a", "prompt": "\\ud800"}', "must be text: surrogates not allowed"),
+        (b"\n".join(b'{"domain": "%d", "prompt": "b"}' % i for i in range(257)), "257 domains; allowed: 256"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(TapeError, match=says):
+            read_prompts(path)
     packed = tmp_path / "p.jsonl.xz"
     packed.write_bytes(lzma.compress(good.encode()))
     assert read_prompts(packed) == [Prompt("a", "b", 7)]
@@ -220,9 +233,13 @@ def test_the_command_writes_a_tape_that_says_whose_it_is(pair: Path, tmp_path: P
         (["--max-tokens", "9", "3"], "--max-tokens is 9 3"),
         (["--max-tokens", "4", "80"], "64 that the target can read"),
         (["--batch", "0"], "--batch is 0; allowed: 1 or more"),
-        (["--temperature", "-1"], "--temperature is -1; allowed: 0 to 2"),
+        (["--temperature", "-1"], "--temperature is -1; allowed: 0, and 0.01 to 2"),
         (["--temperature", "0", "0"], "same one twice"),
         (["--device", "abacus"], "--device is 'abacus'; allowed here: cpu"),
+        (["--temperature", "1e-45"], "--temperature is 1e-45; allowed: 0, and 0.01 to 2"),
+        (["--max-tokens", "1", "99999999999999999999"], "HIGH from LOW to 1048576"),
+        (["--seed", "-1"], "--seed is -1; allowed: 0 to 2147483647"),
+        (["--out", "tests/x" + "x" * 250 + ".tape"], "File name too long"),
         (["--layers", "3"], "--layers is 3; allowed: 1 to 2"),
         (["--dtype", "int3"], "int3"),
     ],
@@ -239,6 +256,23 @@ def test_mistakes_are_refused_in_one_line_and_leave_no_file(
     assert (status, len(lines)) == (2, 1)
     assert says in lines[0]
     assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_are_missing_or_cut_are_no_model(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking, cut = tmp_path / "lacking", tmp_path / "cut"
+    for folder in (lacking, cut):
+        shutil.copytree(pair / "target", folder)
+    weights = safetensors_torch.load_file(lacking / "model.safetensors")
+    del weights["model.embed_tokens.weight"]
+    safetensors_torch.save_file(weights, lacking / "model.safetensors", {"format": "pt"})
+    whole = (cut / "model.safetensors").read_bytes()
+    (cut / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    for folder, says in ((lacking, "lacks 1 weights, such as model.embed_tokens.weight"), (cut, "cannot be loaded")):
+        assert main(command(pair, tmp_path / "t.tape", "--target", str(folder))) == 2
+        assert f"--target {folder} {says}" in capsys.readouterr().err
+    assert not (tmp_path / "t.tape").exists()
 
 
 def test_pairs_that_do_not_fit_are_refused_by_name(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from faser.acceptance import Predictor, load_predictor, save
+from faser.acceptance import Predictor, PredictorError, load_predictor, save
 from faser.costs import StepCost, load_profile
 from faser.tapes import Tape, load_tape
 from faser.train.acceptance_fit import Fit, fit
@@ -25,6 +25,7 @@ from faser.train.acceptance_scores import Scores
 from faser.train.arguments import positive
 
 LOGISTIC, NETWORK = "logistic", "network"
+SEEDS = 1 << 31
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,10 +58,19 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)  # the network is too small to share
     try:
         inputs = _inputs(args)
+        predictor, found = _report(inputs, Fit(hidden=args.hidden, seed=args.seed), ablate=args.ablate)
+        _write(args, argv, inputs, predictor, found)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    predictor, found = _report(inputs, Fit(hidden=args.hidden, seed=args.seed), ablate=args.ablate)
+    except KeyboardInterrupt:
+        print("stopped; nothing was written", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _write(args: argparse.Namespace, argv: list[str], inputs: _Inputs, predictor: Predictor, found: Scores) -> None:
+    """The predictor to --out, if that is given, with how it was made."""
     if args.out:
         trained = {
             "command": shlex.join(["python", "train/acceptance.py", *argv]),
@@ -72,20 +82,26 @@ def main(argv: list[str] | None = None) -> int:
         stamped = Predictor(predictor.arrays, target=predictor.target, draft=predictor.draft, trained=trained)
         save(stamped, args.out)
         print(f"\nwritten: {args.out}")
-    return 0
 
 
 def _inputs(args: argparse.Namespace) -> _Inputs:
     """ValueError for what can be known to be wrong before anything is fitted."""
     if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):
         raise ValueError(f"--out is {str(args.out)!r}; allowed: a file in a folder that exists")
+    if args.out and args.predictor:
+        raise ValueError("--predictor reports on one that is there and --out writes a new one; give one of the two")
+    if args.out and args.out.exists():
+        try:
+            load_predictor(args.out)
+        except PredictorError:
+            raise ValueError(f"--out is {str(args.out)!r}, which is there and no predictor; give another") from None
+    if not 0 <= args.seed < SEEDS:
+        raise ValueError(f"--seed is {args.seed}; allowed: 0 to {SEEDS - 1}")
     tape = load_tape(args.tape)
-    return _Inputs(
-        train=tape.split("train"),
-        test=tape.split("eval"),
-        cost=load_profile(args.profile),
-        given=load_predictor(args.predictor) if args.predictor else None,
-    )
+    given = load_predictor(args.predictor) if args.predictor else None
+    if given is not None and (given.target, given.draft) != (tape.target, tape.draft):
+        print(f"warning: --predictor {args.predictor} learned from other models than those of --tape", file=sys.stderr)
+    return _Inputs(train=tape.split("train"), test=tape.split("eval"), cost=load_profile(args.profile), given=given)
 
 
 def _report(inputs: _Inputs, settings: Fit, *, ablate: bool) -> tuple[Predictor, Scores]:

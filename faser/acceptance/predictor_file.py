@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,12 @@ def save(predictor: Predictor, path: Path) -> None:
             for name, array in predictor.arrays.items()
         },
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(json.dumps(content, indent=1) + "\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def known_predictors() -> list[str]:
@@ -79,7 +85,7 @@ def load_predictor(name: str | Path) -> Predictor:
         return _parse(json.loads(path.read_text("utf-8")))
     except OSError as error:
         raise PredictorError(f"acceptance predictor {path}: {error.strerror}") from None
-    except ValueError as error:  # of JSON, of its encoding, and ours
+    except (ValueError, OverflowError, RecursionError) as error:  # of JSON, of its encoding, and ours
         raise PredictorError(f"acceptance predictor {path}: {error}") from None
 
 

@@ -6,6 +6,7 @@ used by training, which needs no safetensors package. Wider elements come first,
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -55,6 +56,15 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
+def check_writable(path: Path) -> None:
+    """OSError: `write_whole` could not put anything at `path`."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    probe = path.with_name(f".{path.name}.{os.getpid()}")
+    probe.touch()
+    probe.unlink()
+
+
 def open_mapped(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Arrays, read-only and mapped, and metadata of a file, checked against its sha256.
 
@@ -91,7 +101,7 @@ def _parse(raw: NDArray[np.uint8]) -> tuple[dict[str, Any], dict[str, str], NDAr
             if start != end or stop - start != wanted or min(entry["shape"], default=0) < 0:
                 raise ValueError("arrays overlap or leave gaps")
             end = stop
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise MappedError(f"is no tape of ours: {error}") from None
     data = raw[8 + size :]
     if len(data) != end:

@@ -12,6 +12,8 @@ from faser.tapes.tape import TapeError
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl.xz")
 """The shipped ones: 1,000 of five domains, written for this project."""
+MAX_DOMAINS = 256
+"""What a tape's byte can tell apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +33,25 @@ def read_prompts(path: Path) -> list[Prompt]:
             content = lzma.decompress(content)
         except (lzma.LZMAError, EOFError) as error:
             raise TapeError(f"{path} is no whole .xz file: {error}") from None
+    try:
+        lines = content.decode("utf-8-sig").split("\n")  # other ends of lines may be in a prompt
+    except UnicodeDecodeError as error:
+        raise TapeError(f"{path} is no UTF-8: {error.reason} at byte {error.start}") from None
     prompts = []
-    for number, line in enumerate(content.decode("utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 prompts.append(_prompt(json.loads(line)))
             except TapeError as error:
                 raise TapeError(f"{path}, line {number}: {error}") from None
-            except (ValueError, KeyError, TypeError) as error:
-                raise TapeError(f"{path}, line {number}: needs 'domain' and 'prompt' ({error!r})") from None
+            except (KeyError, TypeError):
+                raise TapeError(f"{path}, line {number}: needs 'domain' and 'prompt'") from None
+            except (ValueError, RecursionError) as error:
+                raise TapeError(f"{path}, line {number}: is no JSON: {error}") from None
     if not prompts:
         raise TapeError(f"{path} holds no prompts")
+    if (domains := len({prompt.domain for prompt in prompts})) > MAX_DOMAINS:
+        raise TapeError(f"{path} has {domains} domains; allowed: {MAX_DOMAINS} at most")
     return prompts
 
 
@@ -49,6 +59,10 @@ def _prompt(data: Any) -> Prompt:
     prompt = Prompt(data["domain"], data["prompt"], data.get("max_tokens"))
     if not all(isinstance(text, str) and text for text in (prompt.domain, prompt.text)):
         raise TapeError("domain and prompt must be text, not empty")
+    try:
+        (prompt.domain + prompt.text).encode()
+    except UnicodeEncodeError as error:
+        raise TapeError(f"domain and prompt must be text: {error.reason} ({error.object[error.start]!r})") from None
     limit = prompt.max_tokens
     if limit is not None and (type(limit) is not int or limit < 1):
         raise TapeError(f"max_tokens is {limit!r}; allowed: a whole number from 1 on")

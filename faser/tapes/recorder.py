@@ -19,6 +19,7 @@ import numpy as np
 
 from faser.models.fingerprint import function
 from faser.models.pair import ModelError
+from faser.tapes.mapped import check_writable
 from faser.tapes.prompts import Prompt, read_prompts
 from faser.tapes.tape import PACKED, PLAIN, Tape, TapeError
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16")
 BATCH = {"cpu": 16, "cuda": 256}
 """Prompts generated at once, where the user does not say."""
+MOST_TOKENS, SEEDS, LEAST_HEAT = 1 << 20, 1 << 31, 0.01
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,8 +46,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The command's flags."""
     parser = _Parser(prog="faser record", description="Record acceptances of a draft on a target's outputs.")
     add = parser.add_argument
-    add("--target", required=True, type=Path, metavar="DIR", help="Hugging Face directory of the target")
-    add("--draft", required=True, type=Path, metavar="DIR", help="Hugging Face directory of the draft")
+    named = "Hugging Face directory, or a name of `faser models list` for its"
+    add("--target", required=True, type=Path, metavar="DIR", help=f"{named} target")
+    add("--draft", required=True, type=Path, metavar="DIR", help=f"{named} draft")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompts", type=Path, metavar="FILE", help='lines of {"domain": ..., "prompt": ...}')
     source.add_argument(
@@ -84,7 +87,7 @@ def main(argv: list[str]) -> int:
         print(f"faser record: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"faser record: {error.strerror or error}: {error.filename}", file=sys.stderr)
+        print(f"faser record: {error.strerror or error}: {error.filename or args.out}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("faser record: interrupted, nothing was written", file=sys.stderr)
@@ -95,35 +98,52 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _directory(name: str, given: Path) -> Path:
+    """The target's or the draft's directory, made first where `given` is the name of a pair."""
+    from faser.models import known_models, prepare  # here, since faser.models looks tapes up by name
+
+    if given.is_dir() or str(given) not in known_models():
+        return given
+    return Path(str(getattr(prepare(str(given), progress=True), name)))
+
+
 def _check(args: argparse.Namespace) -> None:
-    """TapeError for what can be known before a model is loaded."""
+    """TapeError for what can be known before a model is loaded. ModelError: a named one cannot be made."""
+    args.target, args.draft = _directory("target", args.target), _directory("draft", args.draft)
     if args.from_log is not None and (args.temperature or args.max_tokens):
         raise TapeError("--from-log has its own temperatures and limits: leave out --temperature and --max-tokens")
     args.temperature, args.max_tokens = args.temperature or [0.0], args.max_tokens or [64, 384]
     low, high = args.max_tokens
-    if not 1 <= low <= high:
-        raise TapeError(f"--max-tokens is {low} {high}; allowed: LOW from 1 on, HIGH from LOW on")
+    if not 1 <= low <= high <= MOST_TOKENS:
+        raise TapeError(f"--max-tokens is {low} {high}; allowed: LOW from 1 on, HIGH from LOW to {MOST_TOKENS}")
+    if not 0 <= args.seed < SEEDS:
+        raise TapeError(f"--seed is {args.seed}; allowed: 0 to {SEEDS - 1}")
     if args.batch is not None and args.batch < 1:
         raise TapeError(f"--batch is {args.batch}; allowed: 1 or more")
     for temperature in args.temperature:
-        if not 0.0 <= temperature <= 2.0:
-            raise TapeError(f"--temperature is {temperature:g}; allowed: 0 to 2")
+        if temperature and not LEAST_HEAT <= temperature <= 2.0:
+            raise TapeError(f"--temperature is {temperature:g}; allowed: 0, and {LEAST_HEAT:g} to 2")
     if len(set(args.temperature)) < len(args.temperature):
         raise TapeError("--temperature names the same one twice")
     if not args.out.parent.is_dir():
         raise TapeError(f"--out is {args.out}; there is no folder {args.out.parent}")
     if not args.out.name.endswith((PLAIN, PACKED)):
         raise TapeError(f"--out is {args.out}; allowed: NAME{PLAIN} or NAME{PACKED}")
+    try:
+        check_writable(args.out)
+    except OSError as error:
+        raise TapeError(f"--out is {args.out}: {error.strerror}") from None
     sizes = [_size(name, getattr(args, name), "vocab_size") for name in ("target", "draft")]
     if sizes[0] != sizes[1]:
         raise TapeError(f"vocabularies differ: --target has {sizes[0]} tokens, --draft has {sizes[1]}")
+    args.layers = _layers(args.layers, _size("target", args.target, "num_hidden_layers"))
 
 
 def _size(name: str, directory: Path, key: str) -> int:
     """A number in the configuration of a model directory. TapeError: it is none."""
     try:
         return int(json.loads((directory / "config.json").read_text("utf-8"))[key])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise TapeError(f"--{name} is {directory}; that is no model directory: no config.json with a {key}") from None
 
 
@@ -139,17 +159,18 @@ def _record(args: argparse.Namespace) -> Tape:
     logged = _logged(args) if args.from_log else None
     device = _device(args.device)
     tokenizer = _tokenizer(args.target, args.draft)
-    target, draft = (_model(name, getattr(args, name), args.dtype, device) for name in ("target", "draft"))
-    layers = _layers(args.layers, target.config.num_hidden_layers)
     if logged is None:
-        requests, outputs = _requests(prompts, tokenizer, args, target.config.max_position_embeddings), None
+        longest = _size("target", args.target, "max_position_embeddings")
+        requests, outputs = _requests(prompts, tokenizer, args, longest), None
     else:
-        check_target(target, logged)
         requests, outputs = logged.requests, logged.outputs
+    target, draft = (_model(name, getattr(args, name), args.dtype, device) for name in ("target", "draft"))
+    if logged is not None:
+        check_target(target, logged)
     batch = args.batch or BATCH[device.type]
     how = {"batch": batch, "seed": args.seed, "source": _source(args, device.type)}
     try:
-        tape = record(target, draft, requests, layers=layers, outputs=outputs, **how)
+        tape = record(target, draft, requests, layers=args.layers, outputs=outputs, **how)
     except torch.OutOfMemoryError:
         raise TapeError(f"--batch is {batch}: more than the memory of {device} holds; a smaller one may do") from None
     return replace(tape, target=marks[0], draft=marks[1])
@@ -210,13 +231,17 @@ def _tokenizer(target: Path, draft: Path) -> Any:
 def _model(name: str, directory: Path, dtype: str, device: torch.device) -> Any:
     """A Llama-like causal model whose logits are its output head over its last hidden states. TapeError: not so."""
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, output_loading_info=True)
+        model, info = loaded
         model.to(device)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise TapeError(f"--{name} {directory} cannot be loaded: {_line(error)}") from None
+    if missing := sorted(info["missing_keys"]):
+        raise TapeError(f"--{name} {directory} lacks {len(missing)} weights, such as {missing[0]}")
     base, kind = model.base_model, type(model).__name__
     ids = torch.arange(8, device=device)[None]
     with torch.inference_mode():

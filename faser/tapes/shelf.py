@@ -51,4 +51,8 @@ def _expanded(path: Path) -> Tape:
         raise TapeError(
             f"tape {path} cannot be expanded: {error.strerror}: {place.parent}; FASER_CACHE names another directory"
         ) from None
-    return Tape.load(place)
+    try:
+        return Tape.load(place)
+    except TapeError as error:
+        place.unlink(missing_ok=True)
+        raise TapeError(str(error).replace(str(place), str(path))) from None

@@ -39,6 +39,7 @@ _ARRAYS = {
 
 _TEXTS = ("source", "target", "draft")
 _METADATA = {"format", "version", "domains", "layers", "vocabulary", *_TEXTS}
+MAX_DIGITS = 10
 E = TypeVar("E")
 
 
@@ -103,8 +104,11 @@ class Tape:
             raise TapeError("max_tokens must not be less than output_tokens")
         if self.domain.max() >= len(self.domains):
             raise TapeError(f"domain holds {self.domain.max()}; allowed: 0 to {len(self.domains) - 1}")
-        if not (self.temperature >= 0).all():
-            raise TapeError(f"temperature holds {self.temperature.min()}; allowed: 0 or more")
+        if not (np.isfinite(self.temperature) & (self.temperature >= 0)).all():
+            odd = self.temperature[~(np.isfinite(self.temperature) & (self.temperature >= 0))][0]
+            raise TapeError(f"temperature holds {odd}; allowed: 0 or more")
+        if min(self.layers, default=1) < 1:
+            raise TapeError(f"layers holds {min(self.layers)}; allowed: 1 or more")
         if self.tokens.size:
             _expect("tokens", self.tokens.shape, (positions + int(self.prompt_tokens.sum()),))
             if self.tokens.max() >= self.vocabulary:
@@ -269,6 +273,9 @@ class Tape:
         if set(arrays) != set(_ARRAYS) or set(metadata) != _METADATA:
             found, expected = sorted({*arrays, *metadata}), sorted({*_ARRAYS, *_METADATA})
             raise TapeError(f"holds {', '.join(found)}; expected {', '.join(expected)}")
+        for name, value in metadata.items():
+            if not isinstance(value, str):
+                raise TapeError(f"{name} is {value!r}; a text expected")
         for name, kinds in _ARRAYS.items():
             dtype = arrays[name].dtype
             if dtype not in [np.dtype(k) for k in kinds.split()]:
@@ -294,14 +301,14 @@ def _list_of(kind: type[E], name: str, metadata: dict[str, str]) -> tuple[E, ...
         values = json.loads(metadata[name])
         if type(values) is list and all(type(value) is kind for value in values):
             return tuple(values)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
-    raise TapeError(f"{name} is {metadata[name]!r}; a JSON list of {kind.__name__} expected")
+    raise TapeError(f"{name} is {metadata[name][:80]!r}; a JSON list of {kind.__name__} expected")
 
 
 def _whole(name: str, metadata: dict[str, str]) -> int:
-    if not metadata[name].isdecimal():
-        raise TapeError(f"{name} is {metadata[name]!r}; a whole number expected")
+    if not metadata[name].isdecimal() or len(metadata[name]) > MAX_DIGITS:
+        raise TapeError(f"{name} is {metadata[name][:80]!r}; a whole number expected")
     return int(metadata[name])
 
 
