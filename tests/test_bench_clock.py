@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from faser.bench import clock
 from faser.bench.clock import Arrival, line, main, read_trace, replay
 from faser.costs import Curve, StepCost
 from faser.costs.steps import Steps
+from faser.models import Pair
 
 COST = StepCost(name="flat", device="", source="", verify=Curve((1.0,), (10.0,)))
 
@@ -65,6 +67,10 @@ def test_a_bad_trace_is_named(tmp_path: Path, text: str, says: str) -> None:
         (["--target", "smollm2", "--profile", "cpu-smollm2", "--policy", "lerned"], ["'lerned'", "goodput"]),
         (["--target", "smollm2", "--profile", "cpu-smollm2", "--tape", "gone"], ["'gone'"]),
         (["--target", "smollm2", "--profile", "cpu-smollm2", "--trace", "gone.csv"], ["--trace", "gone.csv"]),
+        (["--target", "smollm2", "--profile", "cpu-smollm2", "--log", "/gone/x"], ["--log", "'/gone/x'"]),
+        (["--target", "smollm2", "--profile", "cpu-smollm2", "--log", "/usr"], ["--log", "'/usr'"]),
+        (["--target", "smollm2", "--profile", "cpu-smollm2", "--draft", "/gone/x"], ["--draft", "'/gone/x'"]),
+        (["--target", "smollm2", "--profile", "cpu-smollm2", "--rate", "1e15"], ["--rate", "1e+15", "100000"]),
     ],
 )
 def test_a_mistake_gets_a_line(capsys: pytest.CaptureFixture[str], argv: list[str], names: list[str]) -> None:
@@ -72,6 +78,39 @@ def test_a_mistake_gets_a_line(capsys: pytest.CaptureFixture[str], argv: list[st
     said = [text for text in capsys.readouterr().err.splitlines() if text.startswith("clock: ")]
     assert len(said) == 1
     assert all(name in said[0] for name in names)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--seed", "-1"], "--seed: '-1'; allowed: 0 to 4294967295"),
+        (["--max-batch", "1025"], "--max-batch: '1025'; allowed: 1 to 1024"),
+        (["--load-format", "zzz"], "--load-format: invalid choice: 'zzz'"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["--target", "smollm2", "--profile", "cpu-smollm2", *argv])
+    assert says in capsys.readouterr().err
+
+
+def test_a_draft_of_another_vocabulary_is_refused(
+    capsys: pytest.CaptureFixture[str], models: Pair, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 7}')
+    argv = ["--target", str(models.target), "--profile", "cpu-smollm2", "--draft", str(tmp_path)]
+    assert main(argv) == 2
+    assert "clock: vocabularies differ" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("models")
+def test_ctrl_c_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(clock, "_serve", stopped)
+    assert main(["--target", "smollm2", "--profile", "cpu-smollm2", "--seconds", "1"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "clock: stopped"
 
 
 class Engine:

@@ -209,11 +209,13 @@ def test_a_saved_fit_loads_as_it_was(tmp_path: Path) -> None:
     cost = replace(
         fitted(steps_of(HOSTED)), measured={"date": "2026-01-01", "clocks": {"sm_mhz": [1, 2, 3]}, "points": points}
     )
+    (tmp_path / "p.tmp").write_text("the user's own")
     save(cost, tmp_path / "p.json")
     loaded = load_profile(tmp_path / "p.json")
     assert loaded == cost
     assert loaded.measured == cost.measured
-    assert [p.name for p in tmp_path.iterdir()] == ["p.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["p.json", "p.tmp"]
+    assert (tmp_path / "p.tmp").read_text() == "the user's own"
     text = (tmp_path / "p.json").read_text()
     assert "[1, 2, 3]" in text
     assert len(text.splitlines()) < 45

@@ -118,7 +118,14 @@ GOOD: dict[str, Any] = {"name": "n", "device": "d", "source": "s", "curves": {"v
         ({"curves": {"draft": {"x": [1], "ms": [1]}}}, "curves is an object of draft; allowed: .* with verify"),
         ({"curves": {"verify": {"x": [1], "ms": [1]}, "prune": {}}}, "curves is an object of verify, prune"),
         ({"curves": {"verify": {"x": [1]}}}, "verify is an object of x; allowed: an object of x and ms"),
-        ({"curves": {"verify": {"x": [1, "2"], "ms": [1, 2]}}}, "verify.x is"),
+        ({"curves": {"verify": {"x": [1, "2"], "ms": [1, 2]}}}, r"verify.x\[1\] is '2'; allowed: numbers"),
+        ({"curves": {"verify": {"x": 5, "ms": [1]}}}, "verify.x is 5; allowed: a list of numbers"),
+        ({"curves": {"verify": {"x": [1, 2], "ms": [1, 10**400]}}}, r"verify.ms\[1\] is 1000.*; allowed"),
+        ({"curves": {"verify": {"x": [1, 2], "ms": [1, 1e308]}}}, r"verify.ms\[1\] is 1e\+308; allowed"),
+        ({"curves": {"verify": {"x": [1], "ms": [0]}}}, "a step of 1 rows takes 0 ms; allowed: over 0"),
+        ({"curves": {"verify": {"x": [1, 2], "ms": [9, 1]}}}, "a step of 8192 rows takes 0 ms; allowed: over 0"),
+        ({"host_ms": 10**400}, "host_ms is 1000.*; allowed: 0 or more, up to"),
+        ({"measured": {"target": 5}}, "measured.target is 5; allowed: an object"),
         ({"curves": {"verify": {"x": [2, 1], "ms": [1, 2]}}}, "verify: a curve's x must increase"),
         ({"curves": {"verify": {"x": [1], "ms": [-1]}}}, "verify: a curve's ms must be finite and not negative"),
         ({"context_ms": -1}, "context_ms is -1; allowed: 0 or more"),
@@ -138,12 +145,17 @@ def test_a_bad_profile_names_its_fault(tmp_path: Path, change: dict[str, Any], s
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "7"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "7", "[" * 100_000])
 def test_a_file_that_holds_no_profile_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"profile .*p\.json"):
         load_profile(path)
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="File name too long"):
+        load_profile("a" * 5000)
 
 
 def test_an_unknown_profile_lists_the_known_ones() -> None:

@@ -176,7 +176,8 @@ def test_the_benchmark_prints_a_table_and_refuses_a_bad_file(tmp_path: Path) -> 
     assert bad.stderr.count("\n") == 1
 
 
-def test_the_benchmark_refuses_no_decisions(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--decisions", "0"])
-    assert "--decisions is 0; allowed: 1 or more" in capsys.readouterr().err
+def test_the_benchmark_refuses_no_decisions_and_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    for count in ("0", "99999999999999999"):
+        with pytest.raises(SystemExit):
+            main(["--decisions", count])
+        assert f"--decisions: '{count}'; allowed: 1 to 1000000" in capsys.readouterr().err

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from faser import cli
 from faser.costs import load_profile
 from faser.costs.plan import Visit
+from faser.costs.steps import Steps
+from faser.models import Pair
+from faser.serving import profile
 from faser.serving.profile import main, run_visits
 
 
@@ -30,7 +35,11 @@ def line(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--target", "smollm2", "--prior", "b300"], ["'b300'", "h200-llama2-13b"]),
         (["--target", "owner/model"], ["'owner/model'", "--draft"]),
         (["--target", "smollm2", "--draft", "gone"], ["--draft", "'gone'"]),
+        (["--target", "smollm2", "--draft", "/nowhere/draft"], ["--draft", "'/nowhere/draft'", "config.json"]),
+        (["--target", "/usr", "--draft", "owner/model"], ["--target", "'/usr'", "config.json"]),
+        (["--target", "smollm2", "--load-format", "zzz"], ["--load-format", "'zzz'", "dummy"]),
         (["--target", "smollm2", "--log", "/nowhere/steps.jsonl"], ["--log", "/nowhere/steps.jsonl"]),
+        (["--target", "smollm2", "--log", "/usr"], ["--log", "'/usr'", "a file"]),
     ],
 )
 def test_a_mistake_is_named_before_anything_starts(
@@ -49,6 +58,88 @@ def test_a_place_that_cannot_be_written_and_a_log_that_holds_something(
     log.write_text("{}\n")
     assert "--log" in line(capsys, "--target", "smollm2", "--out", str(tmp_path / "p.json"), "--log", str(log))
     assert log.read_text() == "{}\n"
+    both = str(tmp_path / "both")
+    assert "two files" in line(capsys, "--target", "smollm2", "--out", both, "--log", both)
+
+
+@pytest.mark.parametrize("out", ["", ".", "/usr", "/dev/full", f"{'n' * 252}.json"])
+def test_what_cannot_be_a_profiles_file_is_refused_before_measuring(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert repr(str(Path(out))) in line(capsys, "--target", "smollm2", "--out", out)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_may_not_be_written_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "p.json"
+    out.write_text("mine")
+    monkeypatch.setattr("os.access", lambda *_: False)  # tests may run as root, who may do anything
+    assert "--out" in line(capsys, "--target", "smollm2", "--out", str(out))
+    assert out.read_text() == "mine"
+
+
+def test_a_draft_of_another_vocabulary_is_refused(
+    capsys: pytest.CaptureFixture[str], models: Pair, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 7}')
+    said = line(capsys, "--target", str(models.target), "--draft", str(tmp_path), "--out", str(tmp_path / "p.json"))
+    assert "vocabularies differ" in said
+    assert "7" in said
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, log_line: str) -> None:
+    """Measuring takes no engine, and leaves `log_line` in the log."""
+
+    def measure(*given: Any) -> tuple[str, dict[str, Any]]:
+        given[2].write_text(log_line)
+        return "cpu", {}
+
+    monkeypatch.setattr(profile, "prepare", lambda *_, **__: Pair("p", "owner/target", "owner/draft"))
+    monkeypatch.setattr(profile, "_measure", measure)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_profile_that_cannot_be_written_after_all_leaves_the_step_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    measured(monkeypatch, "steps")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    points = load_profile("cpu-smollm2").measured["points"]
+    monkeypatch.setattr(Steps, "read", lambda _: Steps.of(np.array(points["rows"])))
+    monkeypatch.setattr(profile, "grid_points", lambda steps: steps)
+    monkeypatch.setattr(profile, "save", full)
+    log = ["--log", str(tmp_path / "own.jsonl")] if named else []
+    said = line(capsys, "--target", "p", "--out", str(tmp_path / "p.json"), *log)
+    (kept,) = tmp_path.iterdir()
+    assert "--out" in said
+    assert "No space left on device" in said
+    assert said.endswith(f"the step log is kept: {kept}")
+    assert kept.read_text() == "steps"
+
+
+def test_a_log_that_says_too_little_is_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured(monkeypatch, "")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert "has 0 steps" in line(capsys, "--target", "p", "--out", str(tmp_path / "p.json"))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".jsonl"]
+
+
+def test_ctrl_c_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    measured(monkeypatch, "")
+    monkeypatch.setattr(profile, "_measure", stopped)
+    assert main(["--target", "p", "--out", str(tmp_path / "p.json")]) == 130
+    assert capsys.readouterr().err == "faser profile: stopped; no profile was written\n"
 
 
 def test_the_command_line_knows_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ can be given a draft, on text of its own, with nothing but its weights.
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,11 +192,22 @@ class Conversations:
 
     @classmethod
     def load(cls, paths: Sequence[Path]) -> Conversations:
-        """All of several files."""
-        parts = [np.load(path) for path in paths]
-        return cls(
-            *(np.concatenate([part[name] for part in parts]) for name in ("tokens", "length", "answer", "domain"))
-        )
+        """All of several files. ValueError names one that holds no conversations."""
+        parts = [_arrays(path) for path in paths]
+        return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _arrays(path: Path) -> list[NDArray[Any]]:
+    """The arrays of `Conversations` in a file. ValueError: they are not there, or do not fit each other."""
+    try:
+        with np.load(path) as part:
+            tokens, length, answer, domain = (part[name] for name in ("tokens", "length", "answer", "domain"))
+        whole = 0 < len(length) == len(answer) == len(domain) and int(length.sum()) == len(tokens)
+        if not whole or (answer < 1).any() or (answer > length).any():
+            raise ValueError
+    except (ValueError, TypeError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
+        raise ValueError(f"{path} holds no whole conversations; remove it to make it anew") from None
+    return [tokens, length, answer, domain]
 
 
 @dataclass(slots=True)

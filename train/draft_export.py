@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,20 @@ import numpy as np
 import torch
 
 from faser.models import ModelError
-from faser.models.int8_draft import Int8Draft, write_int8
+from faser.models.int8_draft import SETTINGS, WEIGHTS, Int8Draft, write_int8
 from faser.models.json_file import write_json
+from faser.models.smollm2 import TOKENIZER_FILES
 from faser.tapes import Tape, recorder
 
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+CARD, INT8, EXPANDED = "README.md", "int8", "expanded"
 LONGEST_ANSWER = 256
 """Tokens of an answer in the evaluation."""
 
 
 def export(kept: dict[str, Any], out: Path) -> None:
     """Write a draft's config.json, generation_config.json and int8 weights. kept: its `config` and `weights`."""
-    out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(exist_ok=True)
     config = {key: value for key, value in kept["config"].items() if value is not None}
     config |= {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
     write_json(out / "config.json", config)
@@ -31,7 +34,7 @@ def export(kept: dict[str, Any], out: Path) -> None:
 
 def evaluate(target: Path, draft: Path, prompts: Path, *, device: str, work: Path) -> Tape:
     """The tape of an exported draft over `prompts`, greedy; also left in `work`. ModelError: not recorded."""
-    expanded, tape = work / "expanded", work / "evaluation.tape"
+    expanded, tape = work / EXPANDED, work / "evaluation.tape"
     expanded.mkdir(exist_ok=True)
     Int8Draft(draft).write(expanded, lambda _: None)
     command = ["--target", target, "--draft", expanded, "--prompts", prompts, "--out", tape, "--device", device]
@@ -45,7 +48,7 @@ def write_card(out: Path, *, target: str, command: str, table: str) -> None:
     """README.md of a draft: what it is, how it was made, what it reaches."""
     size = sum(int(np.prod(shape)) for shape in Int8Draft(out).shapes.values())
     text = f"""\
-# Draft of {target}, {size / 1e6:.1f} M parameters
+{heading(target)}{size / 1e6:.1f} M parameters
 Distilled from conversations that the target wrote by itself, both turns of them. Greedy acceptance on held-out prompts:
 
 {table}
@@ -55,7 +58,28 @@ tokens drafted and verified at every step.
 
     {command}
 """
-    (out / "README.md").write_text(text, "utf-8")
+    (out / CARD).write_text(text, "utf-8")
+
+
+def heading(target: str) -> str:
+    """How a card begins, which tells a draft's directory from any other."""
+    return f"# Draft of {target}, "
+
+
+def place(made: Path, expanded: Path, target: Path, out: Path) -> None:
+    """A draft that vLLM loads, `expanded` with the target's tokenizer, to `out`; and the same as int8, to out/int8.
+
+    Its card first, so that a copy that was stopped is known again.
+    """
+    (out / INT8).mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(made / CARD, out / CARD)
+    for name in (CARD, *SETTINGS, WEIGHTS):
+        shutil.copyfile(made / name, out / INT8 / name)
+    for name in (*SETTINGS, "model.safetensors"):
+        shutil.copyfile(expanded / name, out / name)
+    for name in TOKENIZER_FILES:
+        if (target / name).is_file():
+            shutil.copyfile(target / name, out / name)
 
 
 def acceptance_table(tape: Tape) -> str:

@@ -1,8 +1,36 @@
-"""Kinds of command-line values that benchmarks share."""
+"""Kinds of command-line values that benchmarks share, `faser profile` among them: sizes, places, drafts."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from faser.models import Pair, match
+from faser.tapes.mapped import check_writable
+
+LOAD_FORMATS = (
+    "auto",
+    "hf",
+    "dummy",
+    "fastsafetensors",
+    "instanttensor",
+    "ipc_cache",
+    "mistral",
+    "modelexpress",
+    "npcache",
+    "pt",
+    "runai_streamer",
+    "runai_streamer_sharded",
+    "safetensors",
+    "sharded_state",
+    "tensorizer",
+)
+"""vLLM's, which takes seconds to say what they are."""
+MOST_BATCH = 1024
+"""Requests at once."""
+MOST_SEED = 2**32 - 1
 
 
 def positive(text: str) -> float:
@@ -19,3 +47,40 @@ def whole(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r}; allowed: 1 or more")
     return value
+
+
+def between(least: int, most: int) -> Callable[[str], int]:
+    """A whole number from `least` to `most`; for argparse."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}; allowed: {least} to {most}")
+        return value
+
+    return number
+
+
+def refuse_place(flag: str, path: Path) -> None:
+    """ValueError unless a file can be written at `path`."""
+    try:
+        if path.exists() and not (path.is_file() and os.access(path, os.W_OK)):
+            raise ValueError(f"{flag} is {str(path)!r}; allowed: a file that can be written")
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"{flag} is {str(path)!r}; its directory does not exist")
+        check_writable(path)
+    except OSError as error:
+        raise ValueError(f"{flag} is {str(path)!r}, which cannot be written: {error.strerror}") from None
+
+
+def draft_of(pair: Pair, draft: str | None) -> str:
+    """The draft to serve `pair` with: `draft`, or its own. ValueError: none, no models, or of another vocabulary."""
+    chosen = draft or pair.draft
+    if chosen is None:
+        raise ValueError(f"target {pair.name!r} has no draft of its own; give one with --draft")
+    for flag, model in (("--target", str(pair.target)), ("--draft", str(chosen))):
+        hub = "/" in model and not model.startswith(("/", "./", "../", "~")) and not Path(model).is_dir()
+        if not hub and not (Path(model) / "config.json").is_file():
+            raise ValueError(f"{flag} is {model!r}; allowed: a directory with a config.json, or an owner/model id")
+    match.refuse_vocabularies(pair.target, chosen)
+    return str(chosen)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from faser.bench.arguments import positive, whole
+from faser.bench.arguments import LOAD_FORMATS, MOST_BATCH, MOST_SEED, between, draft_of, positive, refuse_place
 from faser.costs import StepCost, load_profile
 from faser.costs.fit import errors, predict
 from faser.costs.steps import Steps
@@ -29,10 +29,10 @@ from faser.envs.arrivals import ARRIVALS
 from faser.envs.recorded import read_recorded
 from faser.envs.simulator import capacity
 from faser.envs.trace import sample_trace
-from faser.models import ModelError, Pair, known_models, prepare
-from faser.policies import PolicyError, make_policy
+from faser.models import Pair, known_models, prepare
+from faser.policies import make_policy
 from faser.serving.settings import Settings
-from faser.tapes import Tape, TapeError, load_tape
+from faser.tapes import Tape, load_tape
 
 if TYPE_CHECKING:
     from faser.serving.offline import OfflineEngine
@@ -43,6 +43,8 @@ WARM_S = 10.0
 LOAD = 0.7
 """Requests a second, over what the profile says that the slots can do without speculation."""
 LONGEST_PAUSE_S = 0.05
+MOST_REQUESTS = 100_000
+"""Of one trace."""
 RANDOM_TOKENS = 1000
 """Prompts without a text are of tokens up to here, which every vocabulary has."""
 
@@ -60,18 +62,26 @@ def main(argv: list[str] | None = None) -> int:
     """Returns the exit status; 2 for a user's mistake."""
     args = _parser().parse_args(argv)
     try:
+        return _run(args)
+    except KeyboardInterrupt:
+        print("clock: stopped", file=sys.stderr)
+        return 130
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
+        if args.log is not None:
+            refuse_place("--log", args.log)
         cost, pair = load_profile(args.profile), prepare(args.target, progress=True)
         make_policy(args.policy, cost)
-        draft = args.draft or pair.draft
-        if draft is None:
-            raise ValueError(f"target {args.target!r} has no draft of its own; give one with --draft")
+        draft = draft_of(pair, args.draft)
         traces = _traces(args, pair, cost)
-    except (ModelError, PolicyError, TapeError, ValueError) as error:
+    except (ValueError, OSError) as error:
         print(f"clock: {error}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="faser-clock-") as scratch:
         log = args.log or Path(scratch) / "steps.jsonl"
-        spans = _serve(str(pair.target), str(draft), traces, log.resolve(), args)
+        spans = _serve(str(pair.target), draft, traces, log.resolve(), args)
         print(f"profile {cost.name}, policy {args.policy}, {args.seconds:g} s of each trace")
         print("trace          steps  measured s  predicted s   error   MAPE of steps")
         for name, (since, until) in spans.items():
@@ -133,6 +143,9 @@ def _traces(args: argparse.Namespace, pair: Pair, cost: StepCost) -> dict[str, l
         return {args.trace.stem[:12]: read_trace(args.trace, args.seconds, vocabulary=RANDOM_TOKENS)}
     tape = load_tape(args.tape or pair.tape or "smollm2")
     rate = args.rate or LOAD * capacity(tape, cost, args.max_batch)
+    if rate * args.seconds > MOST_REQUESTS:
+        sent = f"{rate:g} requests a second for {args.seconds:g} s are {rate * args.seconds:g}"
+        raise ValueError(f"--rate: {sent}; allowed: {MOST_REQUESTS} at most")
     print(f"{rate:.2f} requests/s", file=sys.stderr)
     rng = np.random.default_rng(args.seed)
     return {name: _sampled(name, rng, rate, args.seconds, tape) for name in TRACES}
@@ -181,10 +194,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=positive, help=f"requests a second (default: {LOAD:g} of what should fit)")
     parser.add_argument("--trace", type=Path, help="replay this file instead: Azure's, BurstGPT's or Mooncake's format")
     parser.add_argument("--tape", help="whose requests arrive (default: the target's own, or smollm2)")
-    parser.add_argument("--max-batch", type=whole, default=64, help="requests at once (default: %(default)s)")
-    parser.add_argument("--load-format", default="auto", help="'dummy': random weights")
+    parser.add_argument(
+        "--max-batch", type=between(1, MOST_BATCH), default=64, help="requests at once (default: %(default)s)"
+    )
+    parser.add_argument("--load-format", choices=LOAD_FORMATS, default="auto", help="'dummy': random weights")
     parser.add_argument("--log", type=Path, help="keep the step log here")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=between(0, MOST_SEED), default=0)
     return parser
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from faser.acceptance import load_predictor
+from faser.bench.arguments import between
 from faser.checkpoints import SHIPPED_POLICY
 from faser.controller import Controller, ControllerConfig
 from faser.core import LOAD_FEATURES, MAX_DEPTH, REQUEST_FEATURES, Capabilities, Observation, Policy
@@ -28,7 +29,7 @@ from faser.serving.loop import Newcomer, Rows, SpeculationLoop
 from faser.serving.step_log import StepLog
 
 SIZES = (1, 16, 64, 256)
-DECISIONS = 5_000
+DECISIONS, MOST_DECISIONS = 5_000, 1_000_000
 PROFILE, PREDICTOR = "h200-llama2-13b", "smollm2"
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "VECLIB_MAXIMUM", "BLIS")}
 
@@ -105,10 +106,8 @@ def _rows(ids: list[str], context: list[int], generated: list[int], drafted: lis
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m faser.bench.decide", description=__doc__.split("\n")[0])
     parser.add_argument("--policy", type=Path, default=SHIPPED_POLICY, help="policy file (default: the shipped one)")
-    parser.add_argument("--decisions", type=int, default=DECISIONS, help="decisions per size (default: %(default)s)")
+    parser.add_argument("--decisions", type=between(1, MOST_DECISIONS), default=DECISIONS, help="of each size")
     args = parser.parse_args(argv)
-    if args.decisions < 1:
-        parser.error(f"--decisions is {args.decisions}; allowed: 1 or more")
     if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
         os.environ.update(ONE_THREAD)
         os.execv(sys.executable, [sys.executable, "-m", "faser.bench.decide", *(argv or sys.argv[1:])])

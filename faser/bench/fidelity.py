@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from faser.acceptance import shipped_for
-from faser.bench.arguments import positive, whole
+from faser.bench.arguments import MOST_BATCH, between, positive
 from faser.costs import StepCost, load_profile
 from faser.costs.fit import predict
 from faser.costs.steps import Steps
 from faser.envs.periods import period
 from faser.envs.simulator import capacity, replay
 from faser.envs.trace import Trace
-from faser.models import ModelError, known_models, measured, prepare
-from faser.policies import PolicyError, make_policy
+from faser.models import known_models, measured, prepare
+from faser.policies import make_policy
 from faser.serving.settings import Settings
-from faser.tapes import Tape, TapeError
+from faser.tapes import Tape
 
 if TYPE_CHECKING:
     from faser.serving.offline import OfflineEngine
@@ -55,6 +55,14 @@ def main(argv: list[str] | None = None) -> int:
     """Returns the exit status; 2 for a user's mistake."""
     args = _parser().parse_args(argv)
     try:
+        return _run(args)
+    except KeyboardInterrupt:
+        print("fidelity: stopped", file=sys.stderr)
+        return 130
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
         cost, tape = measured(args.pair)
         if args.profile is not None:
             cost = load_profile(args.profile)
@@ -64,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         rate = args.load * capacity(test.tape, cost, args.slots)
         traces = {(s, e): test.trace(s, e, args.requests, rate) for s in args.suites for e in range(args.episodes)}
         pair = prepare(args.pair, progress=True)
-    except (ModelError, PolicyError, TapeError, ValueError) as error:
+    except (ValueError, OSError) as error:
         print(f"fidelity: {error}", file=sys.stderr)
         return 2
     from faser.serving.offline import OfflineEngine
@@ -160,10 +168,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--profile", help="name or file of another profile than the pair's, as of this very machine")
     parser.add_argument("--policies", nargs="+", default=POLICIES, help="default: %(default)s")
     parser.add_argument("--suites", nargs="+", default=SUITES, help="of the test period (default: %(default)s)")
-    parser.add_argument("--episodes", type=whole, default=2, help="of each suite (default: %(default)s)")
-    parser.add_argument("--requests", type=whole, default=48, help="in an episode (default: %(default)s)")
+    parser.add_argument("--episodes", type=between(1, 1000), default=2, help="of each suite (default: %(default)s)")
+    parser.add_argument("--requests", type=between(1, 10_000), default=48, help="in an episode (default: %(default)s)")
     parser.add_argument("--load", type=positive, default=0.8, help="over what fits without speculation")
-    parser.add_argument("--slots", type=whole, default=16, help="requests at once (default: %(default)s)")
+    parser.add_argument(
+        "--slots", type=between(1, MOST_BATCH), default=16, help="requests at once (default: %(default)s)"
+    )
     return parser
 
 

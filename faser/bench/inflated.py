@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from faser.bench.arguments import between
 from faser.bench.client import own_connections
 from faser.bench.identity import generate
 from faser.bench.prompts import choose, load_prompts
@@ -97,8 +98,8 @@ def main() -> int:
     parser.add_argument("--source", type=Path, required=True, help="directory of the model that was inflated")
     parser.add_argument("--inflated", type=Path, required=True, help="directory of the inflated model")
     parser.add_argument("--draft", type=Path, required=True, help="directory of a draft of both")
-    parser.add_argument("--prompts", type=int, default=120)
-    parser.add_argument("--tokens", type=int, default=128, help="of each output")
+    parser.add_argument("--prompts", type=between(1, len(load_prompts())), default=120)
+    parser.add_argument("--tokens", type=between(1, 1024), default=128, help="of each output")
     args = parser.parse_args()
     prompts = [p.prompt for p in choose(load_prompts(), args.prompts)]
     try:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from faser.bench.arguments import whole
+from faser.bench.arguments import between, refuse_place
 from faser.kernels import confidence, verify
 
 BATCHES = (1, 4, 16, 64, 256)
@@ -55,9 +55,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m faser.bench.kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=whole, default=100, help="timed calls of each (default: %(default)s)")
+    parser.add_argument("--repeats", type=between(1, 100_000), default=100, help="calls of each (default: %(default)s)")
     parser.add_argument("--csv", type=Path, help="write the table to this file, too")
     args = parser.parse_args(argv)
+    if args.csv is not None:
+        try:
+            refuse_place("--csv", args.csv)
+        except ValueError as error:
+            print(f"python -m faser.bench.kernels: {error}", file=sys.stderr)
+            return 2
     if not torch.cuda.is_available():
         print("python -m faser.bench.kernels: no CUDA GPU here, and it is GPU kernels that this times", file=sys.stderr)
         return 2
@@ -72,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     except WrongAnswerError as error:
         print(f"python -m faser.bench.kernels: {error}", file=sys.stderr)
         return 1
-    if args.csv:
+    if args.csv is not None:
         with args.csv.open("w", encoding="utf-8", newline="") as file:
             table = csv.DictWriter(file, names)
             table.writeheader()

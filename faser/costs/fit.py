@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from faser.core import MAX_DEPTH
 from faser.costs.step_cost import CURVES, Curve, StepCost
 from faser.costs.steps import Array, Steps
+from faser.tapes.mapped import write_whole
 
 ROW_KNOTS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 BATCH_KNOTS = (1, 4, 16, 32, 64, 128, 256)
@@ -135,9 +136,7 @@ def save(cost: StepCost, path: Path) -> None:
     texts = {key: fields[key] for key in ("name", "device", "source", "measured", "context_ms", "host_ms", "launch_ms")}
     text = json.dumps({**texts, "curves": curves}, indent=1)
     text = re.sub(r"\[[\d\s.,e+-]+\]", lambda numbers: f"[{' '.join(numbers[0][1:-1].split())}]", text)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text + "\n", "utf-8")
-    temporary.replace(path)
+    write_whole(path, f"{text}\n".encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

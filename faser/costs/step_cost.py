@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,15 +112,15 @@ def known_profiles() -> list[str]:
 
 def load_profile(name: str | Path) -> StepCost:
     """The profile `name`, or that of a file. ValueError names what is wrong, or the known names."""
-    path = PROFILES / f"{name}.json"
-    if not path.is_file():
-        path = Path(name)
-    if not path.is_file():
-        raise ValueError(f"profile {str(name)!r} is unknown; known: {', '.join(known_profiles())}, or a file")
+    path = PROFILES / f"{name}.json" if str(name) in known_profiles() else Path(name)
     try:
-        return _parse(json.loads(path.read_text()))
-    except ValueError as error:
+        if path.is_file():
+            return _parse(json.loads(path.read_text("utf-8")))
+    except OSError as error:
+        raise ValueError(f"profile {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"profile {path}: {error}") from None
+    raise ValueError(f"profile {str(name)!r} is unknown; known: {', '.join(known_profiles())}, or a file")
 
 
 _TEXTS = ("name", "device", "source")
@@ -132,6 +133,11 @@ driver: of the GPU. versions: of packages. clocks: MHz of the GPU while it was m
 target, draft: widths of the models (`faser.models.shapes.Shape`). held_out: errors of a fit without a third of the
 points, on that third. points: what was fitted, `columns` and `rows`.
 """
+_OBJECTS = ("versions", "clocks", "target", "draft", "held_out", "points")
+_MOST = 1e9
+"""ms, rows or requests: above any that there can be, and sums of such are still numbers."""
+_ROWS = (1, 8192)
+"""Steps of so many take time in every profile."""
 
 
 def _parse(data: Any) -> StepCost:
@@ -148,21 +154,31 @@ def _parse(data: Any) -> StepCost:
     measured = data.get("measured", {})
     if not isinstance(measured, dict) or not set(measured) <= set(MEASURED):
         raise ValueError(f"measured is {_kind(measured)}; allowed: an object of {', '.join(MEASURED)}")
+    for key in _OBJECTS:
+        if not isinstance(measured.get(key, {}), dict):
+            raise ValueError(f"measured.{key} is {_kind(measured[key])}; allowed: an object")
     numbers = {key: data.get(key, 0.0) for key in _NUMBERS}
     for key, value in numbers.items():
         if not _is_number(value) or value < 0:
-            raise ValueError(f"{key} is {value!r}; allowed: 0 or more")
+            raise ValueError(f"{key} is {_kind(value)}; allowed: 0 or more, up to {_MOST:g}")
     made: dict[str, Any] = {name: _curve(name, curve) for name, curve in curves.items()}
     made |= {key: float(value) for key, value in numbers.items()}
-    return StepCost(**{key: data[key] for key in _TEXTS}, measured=measured, **made)
+    cost = StepCost(**{key: data[key] for key in _TEXTS}, measured=measured, **made)
+    for rows in _ROWS:
+        if not (took := cost.step_ms(rows=rows, batch=1)) > 0:
+            raise ValueError(f"a step of {rows} rows takes {took:g} ms; allowed: over 0")
+    return cost
 
 
 def _curve(name: str, data: Any) -> Curve:
     if not isinstance(data, dict) or set(data) != {"x", "ms"}:
         raise ValueError(f"{name} is {_kind(data)}; allowed: an object of x and ms")
     for key, numbers in data.items():
-        if not isinstance(numbers, list) or not all(map(_is_number, numbers)):
-            raise ValueError(f"{name}.{key} is {numbers!r}; allowed: a list of numbers")
+        if not isinstance(numbers, list):
+            raise ValueError(f"{name}.{key} is {_kind(numbers)}; allowed: a list of numbers")
+        for i, number in enumerate(numbers):
+            if not _is_number(number):
+                raise ValueError(f"{name}.{key}[{i}] is {_kind(number)}; allowed: numbers, up to {_MOST:g}")
     try:
         return Curve(tuple(map(float, data["x"])), tuple(map(float, data["ms"])))
     except ValueError as error:
@@ -170,8 +186,8 @@ def _curve(name: str, data: Any) -> Curve:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_MOST <= value <= _MOST
 
 
 def _kind(data: Any) -> str:
-    return f"an object of {', '.join(map(str, data)) or 'nothing'}" if isinstance(data, dict) else repr(data)
+    return f"an object of {', '.join(map(str, data)) or 'nothing'}" if isinstance(data, dict) else reprlib.repr(data)

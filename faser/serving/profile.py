@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from faser.bench.arguments import LOAD_FORMATS, MOST_BATCH, draft_of, refuse_place
 from faser.controller import ControllerConfig
 from faser.costs import load_profile
 from faser.costs.fit import Errors, fit, held_out, save
 from faser.costs.plan import HOLD, Visit, estimate_s, plan
 from faser.costs.steps import Steps, grid_points
-from faser.models import ModelError, Pair, known_models, prepare
+from faser.models import known_models, prepare
 from faser.serving.settings import Settings
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ PATIENT = ControllerConfig(deadline_ms=1000.0, bench_after=1_000_000)
 CLOCKS = "clocks.sm,clocks.mem"
 CLOCK_EVERY_S = 2.0
 GRAPHS = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
-MOST_BATCH = 1024
 WAIT = 500
 """Steps until all of a batch have begun, at most: a batch that does not fit never does."""
 
@@ -54,10 +54,18 @@ def main(argv: list[str]) -> int:
     """Returns the exit status; 2 for a user's mistake."""
     args = _parser().parse_args(argv)
     try:
+        return _profile(args, f"faser profile {' '.join(argv)}")
+    except KeyboardInterrupt:
+        print("faser profile: stopped; no profile was written", file=sys.stderr)
+        return 130
+
+
+def _profile(args: argparse.Namespace, command: str) -> int:
+    try:
         _check(args)
         pair = prepare(args.target, progress=True)
-        draft = _draft(args, pair)
-    except (ModelError, ValueError) as error:
+        draft = draft_of(pair, args.draft)
+    except (ValueError, OSError) as error:
         print(f"faser profile: {error}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="faser-profile-") as scratch:
@@ -65,12 +73,19 @@ def main(argv: list[str]) -> int:
         device, measured = _measure(str(pair.target), draft, log, args)
         try:
             points = grid_points(Steps.read(log))
-            said = _write(points, device, {**measured, "command": f"faser profile {' '.join(argv)}"}, args)
+            said = _write(points, device, {**measured, "command": command}, args)
         except ValueError as error:
-            print(f"faser profile: {error}", file=sys.stderr)
+            print(f"faser profile: {error}{_keep(log, args, scratch)}", file=sys.stderr)
             return 2
     print(f"{args.out}: {len(points)} grid points; held out: {said}")
     return 0
+
+
+def _keep(log: Path, args: argparse.Namespace, scratch: str) -> str:
+    """Move what took long to measure out of `scratch`, unless it is elsewhere; returns where it is, for people."""
+    if not log.is_file():
+        return ""
+    return f"; the step log is kept: {log if args.log else log.rename(f'{scratch}.jsonl')}"
 
 
 def run_visits(engine: OfflineEngine, visits: Sequence[Visit], tell: Callable[[Visit], None] = lambda _: None) -> None:
@@ -117,7 +132,7 @@ def _measure(target: str, draft: str, log: Path, args: argparse.Namespace) -> tu
 
 
 def _write(points: Steps, device: str, measured: dict[str, Any], args: argparse.Namespace) -> Errors:
-    """Fit, and write the profile; returns the errors on the held-out points."""
+    """Fit, and write the profile; returns the errors on the held-out points. ValueError: too few, or no room."""
     found = held_out(points)
     dummy = "dummy weights, so times are real and acceptances are not; " if args.load_format == "dummy" else ""
     source = f"{dummy}{len(points)} grid points; held out: {found}"
@@ -125,7 +140,10 @@ def _write(points: Steps, device: str, measured: dict[str, Any], args: argparse.
     rows = [[round(float(value), 3) for value in point] for point in points.table()]
     table = {"columns": list(Steps.__slots__), "rows": rows}
     held = {key: round(value, 4) for key, value in asdict(found).items()}
-    save(replace(cost, measured={**measured, "held_out": held, "points": table}), args.out)
+    try:
+        save(replace(cost, measured={**measured, "held_out": held, "points": table}), args.out)
+    except OSError as error:
+        raise ValueError(f"--out is {str(args.out)!r}, which cannot be written: {error.strerror}") from None
     return found
 
 
@@ -154,21 +172,16 @@ def _check(args: argparse.Namespace) -> None:
     """ValueError: an option that cannot be used, before anything is started."""
     if not 1 <= args.max_batch <= MOST_BATCH:
         raise ValueError(f"--max-batch is {args.max_batch}; allowed: 1 to {MOST_BATCH}")
+    if args.load_format not in LOAD_FORMATS:
+        raise ValueError(f"--load-format is {args.load_format!r}; allowed: {', '.join(LOAD_FORMATS)}")
     load_profile(args.prior)
     for flag, path in (("--out", args.out), ("--log", args.log)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(f"{flag} is {str(path)!r}; its directory does not exist")
+        if path is not None:
+            refuse_place(flag, path)
     if args.log is not None and args.log.exists() and args.log.stat().st_size:
         raise ValueError(f"--log is {str(args.log)!r}, which holds something already")
-
-
-def _draft(args: argparse.Namespace, pair: Pair) -> str:
-    if args.draft is None and pair.draft is None:
-        raise ValueError(f"target {args.target!r} has no draft of its own; give one with --draft")
-    draft = str(args.draft or pair.draft)
-    if args.draft and "/" not in draft and not Path(draft).is_dir():
-        raise ValueError(f"--draft is {draft!r}; allowed: a model directory, or an owner/model id")
-    return draft
+    if args.log is not None and args.log.resolve() == args.out.resolve():
+        raise ValueError(f"--log and --out are both {str(args.out)!r}; allowed: two files")
 
 
 def _tokens(rng: np.random.Generator, count: int) -> list[int]:
