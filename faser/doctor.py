@@ -7,6 +7,7 @@ no check ends in a traceback.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -19,8 +20,10 @@ from faser.installed import ERROR, OK, WARNING, Finding, names, packages, python
 from faser.machine import Gpu, cpu, device, gpus
 from faser.models import ModelError, Pair, default_cache, known_models, match, resolve, smollm2
 from faser.models.cache import fault
+from faser.models.checkpoint import check_weights
 from faser.models.fingerprint import fingerprint, function
 from faser.models.names import INFLATED, gigabytes
+from faser.models.pair import is_directory
 from faser.tapes import known_tapes, load_tape
 
 
@@ -37,10 +40,14 @@ def main(argv: list[str]) -> int:
         for finding in _examine(args):
             counts[finding.status] += 1
             print(f"{finding.status:8}{finding.subject:24} {finding.text}", flush=True)
+        print(f"{ERROR}: {counts[ERROR]}, {WARNING}: {counts[WARNING]}, {OK}: {counts[OK]}", flush=True)
     except KeyboardInterrupt:
         print("faser doctor: stopped", file=sys.stderr)
         return 130
-    print(f"{ERROR}: {counts[ERROR]}, {WARNING}: {counts[WARNING]}, {OK}: {counts[OK]}")
+    except OSError as error:  # of printing: whoever read the lines has gone, or a disk is full
+        print(f"faser doctor: stopped: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it is flushed once more when Python ends
+        return 2
     return 1 if counts[ERROR] else 0
 
 
@@ -62,11 +69,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def _examine(args: argparse.Namespace) -> Iterator[Finding]:
     """All findings, in the order in which they are best read."""
-    found, cache = gpus(), default_cache()
+    found, unread = _gpus()
     yield from _guarded("python", python())
     yield from _guarded("packages", packages(found))
     yield from _guarded("names", names())
-    yield from _guarded("gpu", _gpu(found))
+    yield from _guarded("gpu", unread or _gpu(found))
+    try:
+        cache = default_cache()
+    except ModelError as error:  # and nothing below can be looked up
+        yield Finding(ERROR, "cache", str(error))
+        return
     yield from _guarded("cache", _cache(cache))
     known = {name: resolve(name, cache=cache) for name in known_models()}
     for name, pair in known.items():
@@ -89,7 +101,7 @@ def _examine(args: argparse.Namespace) -> Iterator[Finding]:
     used = args.profile or (chosen.profile if chosen else None)
     for profile in dict.fromkeys([*known_profiles(), *([args.profile] if args.profile else [])]):
         subject = _subject("profile", profile)
-        yield from _guarded(subject, _profile(subject, profile, device(found), used=profile == used))
+        yield from _guarded(subject, _profile(subject, profile, device(found), chosen, used=profile == used))
     subject = _subject("policy", str(args.policy))
     yield from _guarded(subject, _policy(subject, args.policy, chosen))
 
@@ -115,9 +127,17 @@ def _chosen(args: argparse.Namespace) -> Pair:
     if args.target is None:
         return resolve(args.model or smollm2.NAME)
     for flag, path in (("--target", args.target), ("--draft", args.draft)):
-        if path is not None and not path.is_dir():
+        if path is not None and not is_directory(path):
             raise ModelError(f"{flag} is {path}; there is no such directory")
     return Pair(str(args.target), args.target, args.draft)
+
+
+def _gpus() -> tuple[list[Gpu], Iterator[Finding] | None]:
+    """The GPUs here, and what is wrong with the driver's answer, if anything."""
+    try:
+        return gpus(), None
+    except ValueError as error:
+        return [], iter([Finding(ERROR, "gpu", f"nvidia-smi says what cannot be read: {error}")])
 
 
 def _gpu(found: list[Gpu]) -> Iterator[Finding]:
@@ -191,12 +211,18 @@ def _pair(subject: str, pair: Pair) -> Iterator[Finding]:
         if match.vocabulary(path) is None:
             yield Finding(ERROR, subject, f"{path} has no config.json with a vocab_size")
             return
+    if pair.draft is not None:
+        match.refuse_vocabularies(pair.target, pair.draft)
+    for path in paths:
+        if not match.has_weights(path) and any(path.glob("*.bin")):
+            yield Finding(WARNING, subject, f"{path} holds no .safetensors file: its weights are unchecked")
+        else:
+            check_weights(path)
     if pair.draft is None:
         yield Finding(
             WARNING, subject, "no draft to compare; give --target and --draft, and serve it with --spec-model"
         )
         return
-    match.refuse_vocabularies(pair.target, pair.draft)
     if differ := match.renumbered(pair.target, pair.draft):
         yield Finding(WARNING, subject, differ)
     text = f"one vocabulary, {match.vocabulary(pair.target)} tokens"
@@ -219,10 +245,12 @@ def _tape(subject: str, name: str, pair: Pair | None) -> Iterator[Finding]:
         yield Finding(OK, subject, f"{about}; of target {tape.target} and draft {tape.draft}, not here to compare")
 
 
-def _profile(subject: str, name: str, here: str, *, used: bool) -> Iterator[Finding]:
-    """Whether a profile can be read, and, if it is the one that would be used, whether it is of this machine."""
+def _profile(subject: str, name: str, here: str, pair: Pair | None, *, used: bool) -> Iterator[Finding]:
+    """Whether a profile can be read, and, if it is the one that would be used, is of this machine and `pair`."""
     cost = load_profile(name)
     other = match.foreign_profile(cost, here)
+    if other is None and used and pair:
+        other = match.foreign_shapes(cost, pair.target, pair.draft)
     if other is None:
         yield Finding(OK, subject, f"of this machine, {here}")
     elif used:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save
 
 from faser import cli, doctor, installed, kernels, machine
 from faser.installed import ERROR, OK, WARNING
 from faser.machine import Gpu
-from faser.models import Pair
+from faser.models import ModelError, Pair
+from faser.models.checkpoint import check_weights
 from faser.tapes import Tape
 
 H200 = Gpu("NVIDIA H200", 143771, "580.1")
@@ -126,6 +133,61 @@ def test_weights_that_are_none_are_an_error_of_their_pair(examine: Examine, tmp_
     assert [subject[:4] for subject, (status, _) in found.items() if status == ERROR] == ["pair"]
 
 
+@pytest.fixture
+def copy(models: Pair, tmp_path: Path) -> Path:
+    """A copy of the draft's directory."""
+    return Path(shutil.copytree(str(models.draft), tmp_path / "copy"))
+
+
+def test_weights_that_are_cut_or_missing_are_an_error(examine: Examine, copy: Path) -> None:
+    path = copy / "model.safetensors"
+    tensors = load_file(path)
+    check_weights(copy)
+    assert not [line for line in examine("--target", copy, "--draft", copy).values() if line[0] == ERROR]
+    cut, embedding = path.read_bytes()[:9_000_000], tensors.pop("model.embed_tokens.weight")
+    for weights, said in (
+        (cut, "its weights cannot be read: model.safetensors: "),
+        (save(tensors), "tensor model.embed_tokens.weight is missing"),
+        (save(tensors | {"model.embed_tokens.weight": embedding[:9]}), "tensor model.embed_tokens.weight is (9, "),
+    ):
+        path.write_bytes(weights)
+        with pytest.raises(ModelError, match=re.escape(f"{copy}: {said}")) as error:
+            check_weights(copy)
+        for arguments in (["--target", copy], ["--target", copy, "--draft", copy]):
+            assert [text for status, text in examine(*arguments).values() if status == ERROR] == [str(error.value)]
+    path.unlink()
+    assert "No such file" in examine("--target", copy)["pair copy"][1]
+    (copy / "pytorch_model.bin").touch()  # vLLM reads it, we do not
+    assert examine("--target", copy, "--draft", copy)["pair copy"][0] == OK
+
+
+def test_the_weights_of_an_unknown_model_are_those_of_its_index(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"model_type": "other", "num_hidden_layers": 99}))
+    check_weights(copy)
+    for weights, said in (
+        ({"model.norm.weight": "model.safetensors", "b": "model.safetensors"}, "tensor b is missing"),
+        ({"b": "gone.safetensors"}, "its weights cannot be read: gone.safetensors: "),
+        ({"b": 5}, "is not an index"),
+        ({"b": "../model.safetensors"}, "is not an index"),
+        ({}, "is not an index"),
+    ):
+        (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+        with pytest.raises(ModelError, match=said):
+            check_weights(copy)
+
+
+def test_a_profile_of_other_widths_is_a_warning(
+    examine: Examine, models: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "gpus", lambda: [H200])
+    pair = ("--target", models.target, "--draft", models.draft)
+    status, text = examine(*pair, "--profile", "h200-llama2-13b")["profile h200-llama2-13b"]
+    assert status == WARNING
+    assert "measured with a target of hidden 5120" in text
+    assert examine(*pair)["profile h200-llama2-13b"][0] == OK  # not the one in use
+
+
 def test_a_tape_of_another_target_and_a_cut_one_are_errors(examine: Examine, models: Pair, tmp_path: Path) -> None:
     path = tmp_path / "my.tape"
     replace(Tape.iid(0.5, requests=9), target="0123456789abcdef", draft="fedcba9876543210").save(path)
@@ -135,6 +197,38 @@ def test_a_tape_of_another_target_and_a_cut_one_are_errors(examine: Examine, mod
     assert str(models.target) in text
     path.write_bytes(path.read_bytes()[:-9])
     assert "cut short" in examine("--tape", path)["tape my.tape"][1]
+
+
+def test_names_that_can_be_none_are_errors(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (["/" + "m" * 4000], ["m" * 4000], ["--target", "m" * 4000]):
+        assert examine(*arguments)["model"][0] == ERROR
+    monkeypatch.setenv("FASER_CACHE", "~nouser/x")
+    assert "no such home" in examine()["cache"][1]
+
+
+def test_an_answer_of_the_driver_that_is_no_text_is_an_error(
+    examine: Examine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '\\377\\376, 10, 5\\n'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(doctor, "gpus", machine.gpus)
+    found = examine()
+    assert found["gpu"][0] == ERROR
+    assert found["policy ppo.pt"][0] == OK
+
+
+@pytest.mark.parametrize(("sink", "said"), [("/dev/full", "No space left on device"), (None, "Broken pipe")])
+def test_lines_that_nobody_takes_end_it_in_one_line(sink: str | None, said: str) -> None:
+    if sink is None:
+        reader, writer = os.pipe()
+        os.close(reader)
+    else:
+        writer = os.open(sink, os.O_WRONLY)
+    code = "import sys; from faser.doctor import main; sys.exit(main([]))"
+    ran = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (ran.returncode, ran.stderr) == (2, f"faser doctor: stopped: {said}\n")
 
 
 def test_names_that_mean_nothing_are_errors_and_the_rest_is_checked(examine: Examine, tmp_path: Path) -> None:

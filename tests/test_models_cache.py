@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from faser.models import ModelError, Pair, prepare, resolve, smollm2
-from faser.models.cache import PARTIAL, build, building, fault, sha256
+from faser.models.cache import LOCK, OLD, PARTIAL, build, building, default_cache, fault, sha256
 
 
 def ignore(_: int) -> None:
@@ -38,11 +38,13 @@ def test_a_built_directory_is_whole_and_every_alteration_is_found(tmp_path: Path
     assert "a is missing" in str(fault(entry, verify=False))
 
 
-@pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"files": {"a": 1}}', '{"files": 3}'])
+@pytest.mark.parametrize(
+    "manifest", ["", "[]", "{}", '{"files": {"a": 1}}', '{"files": 3}', '{"files": {}}', "[" * 100_000]
+)
 def test_a_broken_manifest_is_a_fault(tmp_path: Path, manifest: str) -> None:
     build(tmp_path / "entry", write_two, ignore)
     (tmp_path / "entry" / "faser-manifest.json").write_text(manifest)
-    assert "unreadable" in str(fault(tmp_path / "entry", verify=False))
+    assert str(fault(tmp_path / "entry", verify=False)).startswith("faser-manifest.json ")
 
 
 def test_a_failed_rebuild_keeps_the_old_directory_and_nothing_else(tmp_path: Path) -> None:
@@ -58,11 +60,40 @@ def test_a_failed_rebuild_keeps_the_old_directory_and_nothing_else(tmp_path: Pat
 
 
 def test_left_overs_of_killed_builders_are_cleared(tmp_path: Path) -> None:
-    left_over = tmp_path / f"{PARTIAL}entry"
+    left_over, old = tmp_path / f"{PARTIAL}entry", tmp_path / f"{OLD}other"
     left_over.mkdir()
     write_two(left_over)
-    with building(tmp_path):
+    old.touch()
+    with building(tmp_path / "entry", tmp_path / "other"):
         assert not left_over.exists()
+        assert not old.exists()
+
+
+def test_nothing_else_beside_a_directory_is_touched(tmp_path: Path) -> None:
+    theirs = [tmp_path / name for name in (".lock", ".building-entry", f"{PARTIAL}entry-2", f"{LOCK}entry")]
+    for path in theirs:
+        path.write_text("mine")
+    with building(tmp_path / "entry"):
+        build(tmp_path / "entry", write_two, ignore)
+    assert [path.read_text() for path in theirs] == ["mine"] * 4
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_is_no_directory_is_replaced(tmp_path: Path, kind: str) -> None:
+    entry = tmp_path / "entry"
+    entry.write_text("x") if kind == "file" else entry.symlink_to(tmp_path / "gone")
+    assert fault(entry, verify=False) == "not a directory"
+    for _ in range(2):
+        with building(entry):
+            build(entry, write_two, ignore)
+        assert fault(entry, verify=True) is None
+        assert sorted(p.name for p in tmp_path.iterdir()) == [f"{LOCK}entry", "entry"]
+
+
+def test_a_cache_in_a_home_that_is_none_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASER_CACHE", "~nouser/x")
+    with pytest.raises(ModelError, match=r"^the cache is '~nouser/x', and there is no such home; FASER_CACHE"):
+        default_cache()
 
 
 def test_a_cache_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
@@ -81,7 +112,7 @@ def test_too_little_disk_is_found_before_writing(tmp_path: Path, monkeypatch: py
     needed = smollm2.TARGET_BYTES + smollm2.DRAFT_BYTES
     with pytest.raises(ModelError, match=rf"{needed:,} bytes needed, 12,345 free"):
         prepare("smollm2", cache=tmp_path, progress=False)
-    assert [p.name for p in tmp_path.iterdir()] == [".lock"]
+    assert all(p.name.startswith(LOCK) for p in tmp_path.iterdir())
 
 
 def test_a_source_that_is_not_the_pinned_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +160,7 @@ def test_stopped_builders_leave_no_half_and_two_at_once_build_once(models: Pair,
     said = [process.communicate(timeout=120)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert sum("convert target" in text for text in said) == 1
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name != ".lock") == sorted(
+    assert sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith(LOCK)) == sorted(
         Path(str(directory)).name for directory in (models.target, models.draft)
     )
     assert sha256(target / "model.safetensors") == sha256(Path(models.target) / "model.safetensors")

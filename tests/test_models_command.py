@@ -42,7 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def toy(where: Path, **_: bool) -> Pair:
         assert where == cache
-        with building(cache):
+        with building(Path(pair.target), Path(str(pair.draft))):
             for directory in (Path(pair.target), Path(str(pair.draft))):
                 if fault(directory, verify=False):
                     build(directory, write_llama, lambda _: None)
@@ -186,6 +186,18 @@ def test_sizes_are_those_of_the_real_models(models: Pair) -> None:
         (["--source", ".", "--shape", "huge", "--out", "x"], "shape is 'huge'; allowed: llama2-13b"),
         (["llama2-13b", "--device", "tpu"], "device is 'tpu'; allowed: cpu, cuda"),
         (["llama2-13b", "--out", "/dev/null"], "/dev/null exists and is not this model"),
+        (["smollm2", "--out", "."], "--out is '.'; allowed: a directory to make, by its name"),
+        (["smollm2", "--out", ""], "--out is ''; allowed: a directory to make"),
+        (["smollm2", "--out", "/"], "--out is '/'; allowed: a directory to make"),
+        (["smollm2", "--out", ".."], "--out is '..'; allowed: a directory to make"),
+        (["smollm2", "--out", "~nouser/x"], "--out is '~nouser/x'; there is no such home"),
+        (["smollm2", "--out", "o" * 4000], "File name too long"),
+        (
+            ["smollm2", "--out", "/dev/null/x"],
+            "models in /dev/null: File exists: /dev/null; --out names another directory",
+        ),
+        (["--source", ".", "--shape", "s" * 4000, "--out", "x"], "allowed: llama2-13b, mistral-7b, tinyllama-1.1b, or"),
+        (["llama2-13b", "--source", "s" * 4000, "--out", "x"], "does not exist"),
     ],
 )
 @pytest.mark.usefixtures("cache")

@@ -202,6 +202,8 @@ def test_a_shape_that_does_not_fit_is_refused(
         ({"rope_parameters": 3}, "rotary parameters are 3"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
         ({"rms_norm_eps": None}, "rms_norm_eps is None"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan; allowed: a number above 0"),
+        ({"vocab_size": -1}, "vocab_size is -1"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
         ({"hidden_size": None}, "no hidden_size"),
         ({"vocab_size": 51}, r"model.embed_tokens.weight is \(50, 64\); config.json says \(51, 64\)"),
@@ -322,7 +324,7 @@ def test_an_interruption_leaves_nothing(
     monkeypatch.setattr(inflate, "save_file", stop)
     with pytest.raises((KeyboardInterrupt, ModelError)):
         made(source, SMALL, tmp_path / "models" / "large")
-    assert [path.name for path in (tmp_path / "models").iterdir()] == [".lock"]
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [".faser-lock-large"]
 
 
 def test_too_little_disk_is_found_before_writing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +336,7 @@ def test_too_little_disk_is_found_before_writing(source: Path, tmp_path: Path, m
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**9, 10**9 - 12345, 12345))
     with pytest.raises(ModelError, match=r"not enough disk space .* bytes needed, 12,345 free"):
         made(source, SMALL, tmp_path / "models" / "large")
-    assert [path.name for path in (tmp_path / "models").iterdir()] == [".lock"]
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [".faser-lock-large"]
 
 
 def test_a_device_that_is_not_there_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

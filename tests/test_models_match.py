@@ -64,7 +64,7 @@ def test_what_cannot_be_told_is_not_refused(make: Make) -> None:
     assert match.foreign_tape(signed("", ""), target, target) is None
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+@pytest.mark.parametrize("text", ["{", "[]", "\xff", '{"a":' * 100_000])
 def test_a_configuration_that_cannot_be_read_is_named(make: Make, text: str) -> None:
     directory = make("t")
     (directory / "config.json").write_bytes(text.encode("latin-1"))

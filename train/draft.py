@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from faser.models import ModelError
+from faser.models.checkpoint import check_weights
 from faser.models.fingerprint import function
 from faser.tapes import TapeError
 from faser.tapes.prompts import PROMPTS, read_prompts
@@ -122,6 +123,7 @@ def _check(args: argparse.Namespace) -> str:
     """The target's fingerprint. ModelError, TapeError, ValueError or OSError for what can be known before a phase."""
     if not (args.target / "config.json").is_file():
         raise ModelError(f"--target is {args.target}; allowed: a directory with a config.json")
+    check_weights(args.target)
     if not args.prompts.is_file():
         raise ValueError(f"--prompts is {args.prompts}; there is no such file")
     read_prompts(args.prompts)

@@ -1,7 +1,8 @@
 """A cache of directories that are either absent or whole, whenever a builder is stopped, kill -9 included.
 
 A directory is built beside its place, gets a manifest of sizes and sha256 last, is flushed to disk and then renamed.
-One file lock per cache, which the kernel drops when its holder dies, keeps builders apart; readers take no lock.
+A file lock, which the kernel drops when its holder dies, keeps builders apart; readers take no lock. The folder may be
+the user's: all that is made beside a directory has its name in it, and nothing else there is touched.
 """
 
 from __future__ import annotations
@@ -19,17 +20,23 @@ from pathlib import Path
 from faser.models.pair import ModelError
 
 MANIFEST = "faser-manifest.json"
-PARTIAL = ".building-"
-"""Prefix of what is not whole: a directory being built, or one being thrown away."""
+LOCK, PARTIAL, OLD = ".faser-lock-", ".faser-building-", ".faser-old-"
+"""Prefixes, before a directory's name, of its lock file, of itself being built, and of what it replaces."""
+
+MOVE_CACHE, MOVE_OUT = "FASER_CACHE names another directory", "--out names another directory"
+"""What to do where nothing can be built."""
 
 _CHUNK = 1 << 22
 
 
 def default_cache() -> Path:
     """$FASER_CACHE, else $XDG_CACHE_HOME/faser, else ~/.cache/faser."""
-    if own := os.environ.get("FASER_CACHE"):
-        return Path(own).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "faser"
+    own = os.environ.get("FASER_CACHE")
+    place = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "faser"
+    try:
+        return place.expanduser().absolute()
+    except RuntimeError:
+        raise ModelError(f"the cache is {str(place)!r}, and there is no such home; {MOVE_CACHE}") from None
 
 
 def sha256(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:
@@ -45,50 +52,50 @@ def sha256(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:
 def fault(directory: Path, *, verify: bool) -> str | None:
     """What is wrong with a cached directory, or None: sizes against the manifest; with `verify`, every hash too."""
     if not directory.is_dir():
-        return "missing"
+        return "not a directory" if os.path.lexists(directory) else "missing"
     try:
         files = json.loads((directory / MANIFEST).read_text())["files"]
+        if not files:
+            return f"{MANIFEST} names no files"
         for name, recorded in files.items():
             path = directory / name
             if path.stat().st_size != recorded["bytes"] or (verify and sha256(path) != recorded["sha256"]):
                 return f"{name} is altered"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{getattr(error, 'filename', None) or MANIFEST} is missing or unreadable"
     return None
 
 
 @contextmanager
-def building(cache: Path) -> Iterator[None]:
-    """Be the only builder in `cache`, which is made if need be; waits, saying so, while another process builds.
+def building(*directories: Path, remedy: str = MOVE_CACHE) -> Iterator[None]:
+    """Be the only builder of `directories`, in one folder, which is made if need be; waits, saying so, for another one.
 
-    On entry, what killed builders left behind is removed. An OSError inside becomes a ModelError of one line.
+    On entry, what killed builders of them left behind is removed. An OSError inside becomes a ModelError of one line,
+    which ends with `remedy`.
     """
+    folder = directories[0].parent
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with (cache / ".lock").open("w") as lock:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{LOCK}{directories[0].name}").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                print(f"faser: waiting for another process that prepares models in {cache}", file=sys.stderr)
+                print(f"faser: waiting for another process that prepares models in {folder}", file=sys.stderr)
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            for left_over in cache.glob(f"{PARTIAL}*"):
-                shutil.rmtree(left_over)
+            for directory in directories:
+                for prefix in (PARTIAL, OLD):
+                    _remove(directory.with_name(prefix + directory.name))
             yield
     except OSError as error:
         where = error.filename or "a write failed"
-        raise ModelError(
-            f"cannot prepare models in {cache}: {error.strerror}: {where}; FASER_CACHE names another directory"
-        ) from error
+        raise ModelError(f"cannot prepare models in {folder}: {error.strerror}: {where}; {remedy}") from error
 
 
-def check_space(cache: Path, needed: int) -> None:
-    """ModelError unless the file system of `cache` has `needed` bytes free."""
-    free = shutil.disk_usage(cache).free
+def check_space(folder: Path, needed: int, *, remedy: str = MOVE_CACHE) -> None:
+    """ModelError, ending with `remedy`, unless the file system of `folder` has `needed` bytes free."""
+    free = shutil.disk_usage(folder).free
     if free < needed:
-        raise ModelError(
-            f"not enough disk space in {cache}: {needed:,} bytes needed, {free:,} free; "
-            "set FASER_CACHE to another directory"
-        )
+        raise ModelError(f"not enough disk space in {folder}: {needed:,} bytes needed, {free:,} free; {remedy}")
 
 
 def build(directory: Path, write: Callable[[Path], None], advance: Callable[[int], None]) -> None:
@@ -107,15 +114,23 @@ def build(directory: Path, write: Callable[[Path], None], advance: Callable[[int
         (partial / MANIFEST).write_text(json.dumps({"files": files}, indent=1) + "\n")
         for path in (*partial.iterdir(), partial):
             _flush(path)
-        if directory.exists():
-            old = directory.with_name(f"{PARTIAL}old-{directory.name}")
+        if os.path.lexists(directory):
+            old = directory.with_name(OLD + directory.name)
             directory.rename(old)
-            shutil.rmtree(old)
+            _remove(old)
         partial.rename(directory)
         _flush(directory.parent)
     except BaseException:  # Ctrl-C too: leave nothing, and let it go on
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _remove(path: Path) -> None:
+    """Whatever is at `path`, which need not exist: a file, a link or all of a directory."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:

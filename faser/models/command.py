@@ -6,13 +6,13 @@ An inflated model is tens of gigabytes, so this command is the only thing that b
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 from pathlib import Path
 
 from faser.models import smollm2
 from faser.models.cache import MANIFEST, default_cache, fault
+from faser.models.json_file import read_json
 from faser.models.names import DRAFT_SHAPE, INFLATED, gigabytes, inflated, known_models, resolve
 from faser.models.pair import ModelError
 from faser.models.place import Advance, place
@@ -29,6 +29,9 @@ def main(argv: list[str]) -> int:
             _prepare(args)
     except ModelError as error:
         print(f"faser models: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"faser models: {error.strerror or error}: {error.filename}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("faser models: stopped; nothing half-made was kept", file=sys.stderr)
@@ -51,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         "--source", type=Path, metavar="DIR", help="inflate this Llama (default: smollm2); needs --out"
     )
     prepare.add_argument("--shape", help=f"{', '.join(SHAPES)}, or a config.json; instead of NAME, with --source")
-    prepare.add_argument("--out", type=Path, metavar="DIR", help="the model's directory (default: in the cache)")
+    prepare.add_argument("--out", metavar="DIR", help="the model's directory (default: in the cache)")
     prepare.add_argument(
         "--draft",
         action="store_true",
@@ -94,12 +97,24 @@ def _prepare(args: argparse.Namespace) -> None:
         raise ModelError("--draft inflates smollm2's draft; inflate your own with --source DRAFT --shape SHAPE")
     if shape is not None and source is None:
         raise ModelError("--shape needs --source, the directory of a Llama")
-    if source is not None:
-        if args.out is None:
-            raise ModelError("--source needs --out, the directory to make")
-        _inflate("model", source, shape_of(shape or name), args.out, args.device)
+    out = None if args.out is None else _out(args.out)
+    if source is None:
+        _prepare_known(name, out, args.draft, args.device)
+    elif out is None:
+        raise ModelError("--source needs --out, the directory to make")
     else:
-        _prepare_known(name, args.out, args.draft, args.device)
+        _inflate("model", source, shape_of(shape or name), out, args.device)
+
+
+def _out(text: str) -> Path:
+    """The directory to make, absolute. It has a name: beside it go others that have it too."""
+    try:
+        out = Path(text).expanduser()
+    except RuntimeError:
+        raise ModelError(f"--out is {text!r}; there is no such home") from None
+    if out.name in ("", ".."):
+        raise ModelError(f"--out is {text!r}; allowed: a directory to make, by its name")
+    return out.absolute()
 
 
 def _prepare_known(name: str, out: Path | None, with_draft: bool, device: str) -> None:
@@ -132,7 +147,7 @@ def _copied(directory: Path, out: Path) -> Path:
             shutil.copyfile(path, made / path.name)
             advance(path.stat().st_size)
 
-    config = json.loads((directory / "config.json").read_text())
+    config = read_json(directory / "config.json")
     return place(out, config, sum(path.stat().st_size for path in files), write, title=out.name, progress=True)
 
 

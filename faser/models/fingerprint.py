@@ -11,6 +11,7 @@ import json
 import struct
 from pathlib import Path
 
+from faser.models.json_file import read_json
 from faser.models.pair import ModelError
 
 FUNCTION_OF = "faser_function_of"
@@ -38,11 +39,7 @@ def function(directory: Path) -> str:
 
     ModelError: not a model directory.
     """
-    try:
-        origin = json.loads((directory / "config.json").read_text("utf-8")).get(FUNCTION_OF)
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{directory} has no config.json that can be read: {error}") from None
-    return str(origin or fingerprint(directory))
+    return str(read_json(directory / "config.json").get(FUNCTION_OF) or fingerprint(directory))
 
 
 def _heads(path: Path) -> list[tuple[str, str, bytes]]:
@@ -58,6 +55,15 @@ def _heads(path: Path) -> list[tuple[str, str, bytes]]:
                 file.seek(8 + size + start)
                 head = file.read(min(end - start, HEAD_BYTES))
                 found.append((name, f"{entry['dtype']} {entry['shape']}", head))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError, struct.error) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        MemoryError,
+        RecursionError,
+        struct.error,
+    ) as error:
         raise ModelError(f"{path} is not a safetensors file: {error}") from None
     return found

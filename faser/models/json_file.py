@@ -13,7 +13,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a file. ModelError: no file, unreadable, or something else in it."""
     try:
         data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(data, dict):
         raise ModelError(f"{path} holds {type(data).__name__}; allowed: a JSON object")

@@ -14,7 +14,7 @@ from faser.costs import StepCost, load_profile
 from faser.models import smollm2
 from faser.models.cache import default_cache, fault
 from faser.models.match import refuse_tape
-from faser.models.pair import ModelError, Pair
+from faser.models.pair import ModelError, Pair, is_directory
 from faser.models.shapes import RECIPE, SHAPES, Shape
 from faser.tapes import Tape, load_tape
 
@@ -55,9 +55,9 @@ def resolve(name_or_path: str, *, cache: Path | None = None) -> Pair:
             return small
         target = inflated(Path(small.target), SHAPES[name_or_path])
         return Pair(name_or_path, target, small.draft, INFLATED[name_or_path].profile, small.tape)
-    if name_or_path.startswith(("/", "./", "../", "~")) and not Path(name_or_path).is_dir():
+    if name_or_path.startswith(("/", "./", "../", "~")) and not is_directory(name_or_path):
         raise ModelError(f"model directory {name_or_path!r} does not exist")
-    if "/" in name_or_path or (name_or_path and Path(name_or_path).is_dir()):
+    if "/" in name_or_path or is_directory(name_or_path):
         return Pair(name_or_path, name_or_path)
     known = ", ".join(known_models())
     raise ModelError(f"model {name_or_path!r} is unknown; known: {known}, a directory, or an owner/model id")

@@ -13,25 +13,22 @@ One decision: random numbers are seeded by their tensor's name, so a tensor does
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
+from faser.models.checkpoint import refuse_missing, sizes, weight_files
 from faser.models.pair import ModelError
-from faser.models.shapes import Llama, Plan
+from faser.models.shapes import EMBEDDING, NORM, OUTPUT, Llama, Plan
 
 NOISE = 0.02
 """Standard deviation of the random weights, as Llamas are initialised."""
-
-EMBEDDING, NORM, OUTPUT = "model.embed_tokens", "model.norm", "lm_head"
 
 Shard = dict[str, Tensor]
 
@@ -45,15 +42,12 @@ class Weights:
         self._files: dict[str, Any] = {}
 
     def __enter__(self) -> Weights:
+        self._check()
         try:
-            for path in self._paths():
+            for path in weight_files(self._source.directory):
                 file = self._open.enter_context(safe_open(path, framework="pt"))
                 self._files |= dict.fromkeys(file.keys(), file)
-            self._check()
-        except (OSError, SafetensorError) as error:
-            self._open.close()
-            raise ModelError(f"{self._source.directory}: its weights cannot be read: {error}") from None
-        except ModelError:
+        except BaseException:
             self._open.close()
             raise
         return self
@@ -66,31 +60,12 @@ class Weights:
         tensor: Tensor = self._files[f"{name}.weight"].get_tensor(f"{name}.weight")
         return tensor
 
-    def _paths(self) -> list[Path]:
-        index = self._source.directory / "model.safetensors.index.json"
-        if not index.exists():
-            return [index.with_name("model.safetensors")]
-        try:
-            return [index.with_name(name) for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ModelError(f"{index} is not an index of safetensors files") from None
-
     def _check(self) -> None:
-        source, shape = self._source, self._source.shape
-        expected: dict[str, tuple[int, ...]] = {EMBEDDING: (source.vocabulary, shape.hidden), NORM: (shape.hidden,)}
-        if not source.tied:
-            expected[OUTPUT] = expected[EMBEDDING]
-        for layer in range(shape.layers):
-            expected |= {f"model.layers.{layer}.{part}": size for part, size in shape.layer().items()}
-        for name, size in expected.items():
-            if f"{name}.weight" not in self._files:
-                raise ModelError(f"{source.directory}: tensor {name}.weight is missing")
-            found = tuple(self._files[f"{name}.weight"].get_slice(f"{name}.weight").get_shape())
-            if found != size:
-                raise ModelError(f"{source.directory}: tensor {name}.weight is {found}; config.json says {size}")
+        source = self._source
+        found = sizes(source.directory)
+        expected = refuse_missing(source.directory, source.shape.weights(source.vocabulary, tied=source.tied), found)
         # Tied models may store the matrix twice, and old ones their rotary frequencies: both say nothing new.
-        unknown = self._files.keys() - {f"{name}.weight" for name in (*expected, OUTPUT)}
-        for name in sorted(unknown):
+        for name in sorted(found.keys() - expected - {f"{OUTPUT}.weight"}):
             if not name.endswith("rotary_emb.inv_freq"):
                 raise ModelError(f"{source.directory}: tensor {name} is not one of a plain Llama")
 

@@ -1,7 +1,8 @@
-"""The two nouns of this package: a pair of models, and the error of not having one."""
+"""The two nouns of this package, a pair of models and the error of not having one; and what a directory is."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,3 +25,8 @@ class Pair:
     draft: Path | str | None = None
     profile: str | None = None
     tape: str | None = None
+
+
+def is_directory(path: Path | str) -> bool:
+    """Whether `path` is a directory; False too for what can be no path, such as a name that is too long."""
+    return os.path.isdir(path)  # noqa: PTH112  # Path's raises

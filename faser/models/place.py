@@ -4,7 +4,7 @@ very model and broken; `build` alone would replace whatever it finds.
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from faser.models.cache import build, building, check_space, fault
+from faser.models.cache import MOVE_CACHE, MOVE_OUT, build, building, check_space, default_cache, fault
+from faser.models.json_file import read_json
 from faser.models.pair import ModelError
 
 Advance = Callable[[int], None]
@@ -30,13 +31,14 @@ def place(
     _refuse_foreign(out, config)
     if fault(out, verify=False) is None:
         return out
-    with building(out.parent):
+    remedy = MOVE_CACHE if out.parent == default_cache() else MOVE_OUT
+    with building(out, remedy=remedy):
         wrong = fault(out, verify=False)
         if wrong is None:  # made by another process while this one waited
             return out
         if out.is_dir() and any(out.iterdir()):
             print(f"faser: {out}: {wrong}; building it again", file=sys.stderr)
-        check_space(out.parent, size)
+        check_space(out.parent, size, remedy=remedy)
         with tqdm(total=2 * size, desc=title, unit="B", unit_scale=True, disable=not progress, leave=False) as bar:
 
             def advance(count: int) -> None:
@@ -52,10 +54,10 @@ def _refuse_foreign(out: Path, config: dict[str, Any]) -> None:
         if not any(out.iterdir()):
             return
         try:
-            if json.loads((out / "config.json").read_text()) == config:
+            if read_json(out / "config.json") == config:
                 return
-        except (OSError, ValueError):
+        except ModelError:
             pass
-    elif not out.exists() and not out.is_symlink():
+    elif not os.path.lexists(out):
         return
     raise ModelError(f"{out} exists and is not this model; name a directory that is empty or does not exist")

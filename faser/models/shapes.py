@@ -6,20 +6,25 @@ Numbers only: no weights are read and torch is not imported, so a mapping that c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from faser.models.fingerprint import FUNCTION_OF, function
 from faser.models.json_file import read_json
-from faser.models.pair import ModelError
+from faser.models.pair import ModelError, is_directory
 
 INFLATED = "faser_inflated"
 """Key in the config.json of an inflated model: what of, into what, and by which recipe."""
 
 RECIPE = "1"
 """Raise it when the same source and shape give other weights."""
+
+EMBEDDING, NORM, OUTPUT = "model.embed_tokens", "model.norm", "lm_head"
+"""Weights outside of the layers, by their names without `.weight`."""
 
 _KEYS = {
     "hidden": "hidden_size",
@@ -90,6 +95,16 @@ class Shape:
             "mlp.down_proj": (self.hidden, self.intermediate),
         }
 
+    def weights(self, vocabulary: int, *, tied: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name, without `.weight`, and size of every weight of the model. tied: its output matrix is its embedding."""
+        yield EMBEDDING, (vocabulary, self.hidden)
+        yield NORM, (self.hidden,)
+        if not tied:
+            yield OUTPUT, (vocabulary, self.hidden)
+        for layer in range(self.layers):
+            for part, size in self.layer().items():
+                yield f"model.layers.{layer}.{part}", size
+
     def parameters(self, vocabulary: int) -> int:
         """How many numbers such a model has, its output matrix apart from its embedding."""
         q, k = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -113,7 +128,7 @@ def shape_of(name_or_config: str) -> Shape:
     if name_or_config in SHAPES:
         return SHAPES[name_or_config]
     path = Path(name_or_config)
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113  # Path's raises if a name is too long
         raise ModelError(f"shape is {name_or_config!r}; allowed: {', '.join(SHAPES)}, or a config.json")
     # A file called config.json is named after its folder, which says more.
     return Shape.of_config(read_json(path), path.absolute().parent.name if path.stem == "config" else path.stem)
@@ -130,14 +145,15 @@ class Llama:
     @classmethod
     def read(cls, directory: Path) -> Llama:
         """Of a Hugging Face directory; weights are not looked at. ModelError: not one, or not a plain Llama."""
-        if not directory.is_dir():
+        if not is_directory(directory):
             raise ModelError(f"model directory {str(directory)!r} does not exist")
         config = read_json(directory / "config.json")
         _refuse_unlike_llama(config, str(directory))
         shape = Shape.of_config(config, directory.absolute().name)
         for key, kind in (("vocab_size", int), ("rms_norm_eps", float)):
-            if type(config.get(key)) is not kind:
-                raise ModelError(f"{directory}: {key} is {config.get(key)!r}; allowed: a number")
+            value = config.get(key)
+            if type(value) is not kind or not 0 < value < math.inf:
+                raise ModelError(f"{directory}: {key} is {value!r}; allowed: a number above 0")
         return cls(directory, config, shape)
 
     @property

@@ -51,7 +51,7 @@ def prepare(cache: Path, *, progress: bool, verify: bool) -> Pair:
     wanted = pair(cache)
     if not _faults(wanted, verify=verify):
         return wanted  # without the lock: a whole cache may be read-only
-    with building(cache):
+    with building(*_directories(wanted)):
         faults = _faults(wanted, verify=verify)
         for directory, reason in faults.items():
             if reason != "missing":
