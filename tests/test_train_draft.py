@@ -19,7 +19,7 @@ import pytest
 import torch
 import transformers
 
-from faser.models import Pair
+from faser.models import Pair, names
 from faser.models.fingerprint import function
 from faser.models.int8_draft import Int8Draft
 from faser.tapes import Tape
@@ -234,6 +234,15 @@ def test_mistakes_are_named(
     assert main(["--target", str(models.target), "--out", str(tmp_path / "draft"), *flags]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_target_may_be_named(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "prepare", lambda name: Pair(name, small, None))
+    monkeypatch.chdir(tmp_path)
+    flags = begun(tmp_path / "work", small)
+    flags[flags.index("--target") + 1] = "smollm2"
+    assert main([*flags, "--out", str(tmp_path / "draft")]) == 0
+    assert (tmp_path / "draft" / "README.md").read_text().startswith("# Draft of smollm2, ")
 
 
 def test_a_draft_is_made_beside_nothing_of_the_users(small: Path, tmp_path: Path) -> None:

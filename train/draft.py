@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from faser.models import ModelError
+from faser.models import ModelError, directory_of, known_models
 from faser.models.checkpoint import check_weights
 from faser.models.fingerprint import function
 from faser.tapes import TapeError
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     shape, schedule = Shape(), Schedule()
     p = argparse.ArgumentParser(prog="train/draft.py", description=__doc__)
-    p.add_argument("--target", type=Path, required=True, help="Hugging Face directory of a Llama")
+    p.add_argument("--target", type=Path, required=True, help="Hugging Face directory of a Llama, or a name")
     p.add_argument("--out", type=Path, required=True, help="directory of the draft; as int8: its `int8`")
     p.add_argument("--work", type=Path, help="directory of conversations and weights (default: OUT.work)")
     p.add_argument(
@@ -76,6 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     args.work = args.work or Path(f"{os.path.abspath(args.out)}.work")  # noqa: PTH100  # absolute() leaves `..`
     try:
+        args.named, args.target = args.target.absolute().name, directory_of("target", args.target)
         if args.engine is not None:  # of a command that was checked
             write(args, args.work / "corpus")
             return 0
@@ -108,21 +109,18 @@ def _make(args: argparse.Namespace, argv: list[str], lock: int) -> int:
     tape = evaluate(args.target, made, args.prompts, device=args.device, work=args.work)
     table = acceptance_table(tape)
     command = shlex.join(["python", "train/draft.py", *argv])
-    write_card(made, target=_name(args.target), command=command, table=table)
+    write_card(made, target=args.named, command=command, table=table)
     place(made, args.work / EXPANDED, args.target, args.out)
     print(table)
     print(f"\nfaser serve {shlex.quote(str(args.target))} --spec-model {shlex.quote(str(args.out))}")
     return 0
 
 
-def _name(target: Path) -> str:
-    return target.absolute().name
-
-
 def _check(args: argparse.Namespace) -> str:
     """The target's fingerprint. ModelError, TapeError, ValueError or OSError for what can be known before a phase."""
     if not (args.target / "config.json").is_file():
-        raise ModelError(f"--target is {args.target}; allowed: a directory with a config.json")
+        names = ", ".join(known_models())
+        raise ModelError(f"--target is {args.target}; allowed: a directory with a config.json, or {names}")
     check_weights(args.target)
     if not args.prompts.is_file():
         raise ValueError(f"--prompts is {args.prompts}; there is no such file")
@@ -176,9 +174,9 @@ def _check_out(out: Path, args: argparse.Namespace) -> None:
     if not out.exists() or all(path.resolve() == args.work.resolve() for path in out.iterdir()):
         return
     card = out / CARD
-    if not card.is_file() or not card.read_bytes().startswith(heading(_name(args.target)).encode()):
+    if not card.is_file() or not card.read_bytes().startswith(heading(args.named).encode()):
         raise ValueError(
-            f"--out is {out}, which holds something else than a draft of {_name(args.target)}; "
+            f"--out is {out}, which holds something else than a draft of {args.named}; "
             "name a directory that is empty or does not exist"
         )
 

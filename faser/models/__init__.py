@@ -5,7 +5,7 @@ transformers or vllm: the embedded models are turned into Hugging Face directori
 """
 
 from faser.models.cache import default_cache
-from faser.models.names import known_models, measured, prepare, resolve
+from faser.models.names import directory_of, known_models, measured, prepare, resolve
 from faser.models.pair import ModelError, Pair
 
-__all__ = ["ModelError", "Pair", "default_cache", "known_models", "measured", "prepare", "resolve"]
+__all__ = ["ModelError", "Pair", "default_cache", "directory_of", "known_models", "measured", "prepare", "resolve"]

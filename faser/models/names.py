@@ -63,6 +63,13 @@ def resolve(name_or_path: str, *, cache: Path | None = None) -> Pair:
     raise ModelError(f"model {name_or_path!r} is unknown; known: {known}, a directory, or an owner/model id")
 
 
+def directory_of(part: str, given: Path) -> Path:
+    """`given`, or where it is no directory and a name of `known_models`, the `target` or `draft` of that, prepared."""
+    if given.is_dir() or str(given) not in known_models():
+        return given
+    return Path(str(getattr(prepare(str(given)), part)))
+
+
 def inflated(source: Path, shape: Shape) -> Path:
     """Where `source`, a directory of the cache, is or will be at `shape`: beside it, under a name that says so.
 

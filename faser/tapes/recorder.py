@@ -98,18 +98,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _directory(name: str, given: Path) -> Path:
-    """The target's or the draft's directory, made first where `given` is the name of a pair."""
-    from faser.models import known_models, prepare  # here, since faser.models looks tapes up by name
-
-    if given.is_dir() or str(given) not in known_models():
-        return given
-    return Path(str(getattr(prepare(str(given), progress=True), name)))
-
-
 def _check(args: argparse.Namespace) -> None:
     """TapeError for what can be known before a model is loaded. ModelError: a named one cannot be made."""
-    args.target, args.draft = _directory("target", args.target), _directory("draft", args.draft)
+    from faser.models import directory_of  # here, since faser.models looks tapes up by name
+
+    args.target, args.draft = directory_of("target", args.target), directory_of("draft", args.draft)
     if args.from_log is not None and (args.temperature or args.max_tokens):
         raise TapeError("--from-log has its own temperatures and limits: leave out --temperature and --max-tokens")
     args.temperature, args.max_tokens = args.temperature or [0.0], args.max_tokens or [64, 384]
