@@ -32,6 +32,7 @@ from faser.costs import load_profile
 from faser.costs.fit import Errors, fit, held_out, save
 from faser.costs.plan import HOLD, Visit, estimate_s, plan
 from faser.costs.steps import Steps, grid_points
+from faser.machine import gpus
 from faser.models import known_models, prepare
 from faser.serving.settings import Settings
 
@@ -46,6 +47,7 @@ PATIENT = ControllerConfig(deadline_ms=1000.0, bench_after=1_000_000)
 CLOCKS = "clocks.sm,clocks.mem"
 CLOCK_EVERY_S = 2.0
 GRAPHS = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+PRIORS = "cpu-smollm2", "h200-llama2-13b"
 WAIT = 500
 """Steps until all of a batch have begun, at most: a batch that does not fit never does."""
 
@@ -163,7 +165,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="a dozen points, to see that it works")
     parser.add_argument("--log", type=Path, help="keep the step log here")
     parser.add_argument(
-        "--prior", default="h200-llama2-13b", help="profile from which the duration is estimated (default: %(default)s)"
+        "--prior",
+        help=f"profile from which the duration is estimated (default: {PRIORS[1]}, without a GPU {PRIORS[0]})",
     )
     return parser
 
@@ -174,6 +177,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--max-batch is {args.max_batch}; allowed: 1 to {MOST_BATCH}")
     if args.load_format not in LOAD_FORMATS:
         raise ValueError(f"--load-format is {args.load_format!r}; allowed: {', '.join(LOAD_FORMATS)}")
+    args.prior = args.prior or PRIORS[bool(gpus())]
     load_profile(args.prior)
     for flag, path in (("--out", args.out), ("--log", args.log)):
         if path is not None:
