@@ -59,7 +59,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         inputs = _inputs(args)
         predictor, found = _report(inputs, Fit(hidden=args.hidden, seed=args.seed), ablate=args.ablate)
-        _write(args, argv, inputs, predictor, found)
+        if args.out:
+            _write(args.out, argv, inputs, predictor, found)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -69,19 +70,17 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _write(args: argparse.Namespace, argv: list[str], inputs: _Inputs, predictor: Predictor, found: Scores) -> None:
-    """The predictor to --out, if that is given, with how it was made."""
-    if args.out:
-        trained = {
-            "command": shlex.join(["python", "train/acceptance.py", *argv]),
-            "tape": inputs.train.source,
-            "versions": {name: metadata.version(name) for name in ("numpy", "torch")},
-            "log_loss": round(found.log_loss, 5),
-            "calibration_error": round(found.calibration_error, 5),
-        }
-        stamped = Predictor(predictor.arrays, target=predictor.target, draft=predictor.draft, trained=trained)
-        save(stamped, args.out)
-        print(f"\nwritten: {args.out}")
+def _write(out: Path, argv: list[str], inputs: _Inputs, predictor: Predictor, found: Scores) -> None:
+    """The predictor to `out`, with how it was made and its scores."""
+    trained = {
+        "command": shlex.join(["python", "train/acceptance.py", *argv]),
+        "tape": inputs.train.source,
+        "versions": {name: metadata.version(name) for name in ("numpy", "torch")},
+        "log_loss": round(found.log_loss, 5),
+        "calibration_error": round(found.calibration_error, 5),
+    }
+    save(Predictor(predictor.arrays, target=predictor.target, draft=predictor.draft, trained=trained), out)
+    print(f"\nwritten: {out}")
 
 
 def _inputs(args: argparse.Namespace) -> _Inputs:

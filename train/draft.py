@@ -90,7 +90,6 @@ def main(argv: list[str] | None = None) -> int:
     except (ModelError, TapeError, ValueError, OSError) as error:
         print(f"error: {(str(error).splitlines() or [type(error).__name__])[0]}", file=sys.stderr)
         return 2
-    return 0
 
 
 def _make(args: argparse.Namespace, argv: list[str], lock: int) -> int:

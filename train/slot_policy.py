@@ -26,8 +26,7 @@ class SlotDistribution(Distribution):
         self.proba_distribution(logits, batch, slot_power)
 
     def proba_distribution_net(self, *_: Any, **__: Any) -> torch.nn.Module:
-        # Abstract in stable-baselines3, which calls it in the `_build` that SlotPolicy replaces.
-        raise NotImplementedError("the network is `faser.train.network.Actor`")  # never called: a call is a mistake
+        raise NotImplementedError("the network is `faser.train.network.Actor`")  # abstract; we replace its caller
 
     def proba_distribution(self, logits: Logits, batch: Batch, slot_power: float) -> Self:
         """Take over `logits` of `batch`."""

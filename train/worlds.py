@@ -90,12 +90,10 @@ class Worlds(VecEnv):
         return [getattr(self, attr_name)] * len(list(self._get_indices(indices)))
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        # Abstract in stable-baselines3, and PPO does not call it.
-        raise NotImplementedError("environments side by side have no attributes of their own")  # not to seem to set one
+        raise NotImplementedError("environments side by side have no attributes of their own")  # abstract; PPO skips it
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        # Abstract in stable-baselines3, and PPO does not call it.
-        raise NotImplementedError("environments side by side have no methods of their own")  # nor is there one to call
+        raise NotImplementedError("environments side by side have no methods of their own")  # abstract; PPO skips it
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:  # noqa: ARG002  # theirs
         return [False] * len(list(self._get_indices(indices)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from faser.acceptance.predictor import HISTORY_FEATURES, TOKEN_FEATURES, Predictor, PredictorError
+from faser.tapes.mapped import write_whole
 
 FORMAT, VERSION = "faser-acceptance", 1
 SHIPPED = Path(__file__).parent
@@ -42,12 +42,7 @@ def save(predictor: Predictor, path: Path) -> None:
             for name, array in predictor.arrays.items()
         },
     }
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(json.dumps(content, indent=1) + "\n")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, f"{json.dumps(content, indent=1)}\n".encode())
 
 
 def known_predictors() -> list[str]:

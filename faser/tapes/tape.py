@@ -104,9 +104,9 @@ class Tape:
             raise TapeError("max_tokens must not be less than output_tokens")
         if self.domain.max() >= len(self.domains):
             raise TapeError(f"domain holds {self.domain.max()}; allowed: 0 to {len(self.domains) - 1}")
-        if not (np.isfinite(self.temperature) & (self.temperature >= 0)).all():
-            odd = self.temperature[~(np.isfinite(self.temperature) & (self.temperature >= 0))][0]
-            raise TapeError(f"temperature holds {odd}; allowed: 0 or more")
+        odd = self.temperature[~(np.isfinite(self.temperature) & (self.temperature >= 0))]
+        if odd.size:
+            raise TapeError(f"temperature holds {odd[0]}; allowed: 0 or more")
         if min(self.layers, default=1) < 1:
             raise TapeError(f"layers holds {min(self.layers)}; allowed: 1 or more")
         if self.tokens.size:
