@@ -72,3 +72,13 @@ def test_vllm_verifies_greedy_requests_as_we_do() -> None:
         for theirs in compat.verifiers(logits, drafts, counts, heat):
             assert theirs()[heat == 0.0].equal(ours[heat == 0.0])
     assert ours[:4].gt(-1).sum(dim=1).tolist() == [1, 5, 3, 2]
+
+
+def test_a_step_without_drafts_is_sampled_as_without_speculation() -> None:
+    given: list[object] = []
+    runner = SimpleNamespace(_sample=lambda _logits, metadata: given.append(metadata))
+    compat.sample_plainly_without_drafts(runner)
+    some, none = (SimpleNamespace(draft_token_ids=torch.zeros(n, dtype=torch.int32)) for n in (2, 0))
+    for metadata in (some, none, None):
+        runner._sample(torch.zeros(1, 3), metadata)
+    assert given == [some, None, None]

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ import numpy as np
 from faser.bench.arguments import LOAD_FORMATS, MOST_BATCH, MOST_SEED, between, draft_of, positive, refuse_place
 from faser.costs import StepCost, load_profile
 from faser.costs.fit import errors, predict
+from faser.costs.plan import TEMPERATURES
 from faser.costs.steps import Steps
 from faser.envs.arrivals import ARRIVALS
 from faser.envs.recorded import read_recorded
@@ -102,12 +104,12 @@ def replay(engine: OfflineEngine, arrivals: Sequence[Arrival], seconds: float) -
 
     A request that is longer than the model takes is cut.
     """
-    began, start, due = time.time(), time.monotonic(), iter(arrivals)
+    began, start, due, temperature = time.time(), time.monotonic(), iter(arrivals), cycle(TEMPERATURES)
     coming = next(due, None)
     while (now := time.monotonic() - start) < seconds:
         while coming is not None and coming.at <= now:
             output = min(coming.output, engine.longest // 2)
-            engine.add(coming.prompt[-(engine.longest - output) :], output)
+            engine.add(coming.prompt[-(engine.longest - output) :], output, temperature=next(temperature))
             coming = next(due, None)
         if engine.busy:
             engine.step()

@@ -17,6 +17,8 @@ LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 1024, 3072)
 PROMPTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MIXED_BATCHES, MIXED_PROMPTS = (1, 8, 32, 128), (64, 256, 1024)
+TEMPERATURES = (0.0, 0.8)
+"""Of the requests that are timed, in turn: a step in which any is sampled has more to do, and on a server some are."""
 HOLD = 9
 """Steps for which the probe holds a decision: one that does not count, and eight of which the median is taken."""
 HOLDS = 8

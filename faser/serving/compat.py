@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 from vllm.platforms import current_platform
 
+from faser.serving.inversion import recovered_tokens
 from faser.serving.loop import Ended, Newcomer, Rows
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 
 MARK = "faser_assigned"
@@ -66,6 +68,37 @@ def _expand(
     """
     counts = torch.diff(ends, prepend=ends.new_zeros(1)).long()
     output.copy_(torch.where(values == replace_from, replace_to, values).repeat_interleave(counts))
+
+
+def recover_by_inversion() -> None:
+    """On a CPU, draw tokens in place of rejected ones by `faser.serving.inversion`."""
+    from vllm.v1.sample import rejection_sampler
+
+    if not current_platform.is_cpu():
+        return
+    own = rejection_sampler.sample_recovered_tokens
+
+    def recover(*args: Any, **kwargs: Any) -> torch.Tensor:
+        _, counts, _, drafts, draft_probs, target_probs, metadata, *_ = args
+        if draft_probs is None:  # drafting is greedy
+            return recovered_tokens(target_probs, drafts, counts, metadata.generators)
+        return own(*args, **kwargs)
+
+    rejection_sampler.sample_recovered_tokens = recover
+
+
+def sample_plainly_without_drafts(runner: Any) -> None:
+    """Where a step verifies nothing, sample as without speculation.
+
+    vLLM verifies none as it verifies some, with copies of all logits and noise for tokens that nothing rejected: a busy
+    server that has stopped speculating pays for it at every step.
+    """
+    own = runner._sample
+
+    def sample(logits: torch.Tensor | None, metadata: SpecDecodeMetadata | None) -> Any:
+        return own(logits, None if metadata is not None and not len(metadata.draft_token_ids) else metadata)
+
+    runner._sample = sample
 
 
 def rewind_cpu_generators(runner: Any) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from itertools import cycle
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from faser.bench.arguments import LOAD_FORMATS, MOST_BATCH, draft_of, refuse_pla
 from faser.controller import ControllerConfig
 from faser.costs import load_profile
 from faser.costs.fit import Errors, fit, held_out, save
-from faser.costs.plan import HOLD, Visit, estimate_s, plan
+from faser.costs.plan import HOLD, TEMPERATURES, Visit, estimate_s, plan
 from faser.costs.steps import Steps, grid_points
 from faser.machine import gpus
 from faser.models import known_models, prepare
@@ -95,8 +96,8 @@ def run_visits(engine: OfflineEngine, visits: Sequence[Visit], tell: Callable[[V
     rng = np.random.default_rng(0)
     for visit in visits:
         tell(visit)
-        for _ in range(visit.batch):
-            engine.add(_tokens(rng, visit.context), engine.longest - visit.context)
+        for _, temperature in zip(range(visit.batch), cycle(TEMPERATURES), strict=False):
+            engine.add(_tokens(rng, visit.context), engine.longest - visit.context, temperature=temperature)
         steps = 0
         for _ in range(WAIT + 3 * visit.steps):
             if visit.prompt and (visit.batch == 0 or steps):

@@ -19,9 +19,11 @@ class FaserWorker(compat.worker_base()):  # type: ignore[misc]  # the base depen
 
     def init_device(self) -> None:
         compat.repair_cpu_kernels()
+        compat.recover_by_inversion()
         compat.plan_attention_as_captured()
         with compat.drafter_class(LazyDrafter):
             super().init_device()
+        compat.sample_plainly_without_drafts(self.model_runner)
         compat.rewind_cpu_generators(self.model_runner)
         drafter = getattr(self.model_runner, "drafter", None)  # none without speculation
         if isinstance(drafter, LazyDrafter):
