@@ -27,6 +27,7 @@ from faser.acceptance import predictor_of
 from faser.core import MAX_DEPTH, Ints, Observations
 from faser.costs import StepCost
 from faser.envs.advance import Advance, Doubles
+from faser.envs.effects import Pruner, Pruning, ahead_ms
 from faser.envs.trace import Trace
 from faser.policies.oracle import AHEAD
 from faser.requests import RequestTable
@@ -54,8 +55,11 @@ class Engines:
         max_batched_tokens: int = 2048,
         kv_tokens: int = 131_072,
         latency_target_s: float = 20.0,
+        pruning: Pruning | None = None,
     ) -> None:
-        """max_batched_tokens: rows of a step at most. kv_tokens: room in the KV cache. ValueError: cannot work."""
+        """max_batched_tokens: rows of a step at most. kv_tokens: room in the KV cache. pruning: see
+        `faser.envs.effects`. ValueError: cannot work.
+        """
         for name, value in (("engines", engines), ("slots", slots)):
             if value < 1:
                 raise ValueError(f"{name} is {value}; allowed: 1 or more")
@@ -70,6 +74,7 @@ class Engines:
         self.tape, self.cost, self.count, self.size = tape, cost, engines, slots
         self.max_batched_tokens, self.kv_blocks = max_batched_tokens, kv_tokens // BLOCK
         self.latency_target_s = latency_target_s
+        self._pruner = Pruner(pruning, tape, cost) if pruning is not None else None
         every = engines * slots
         self.table = RequestTable(
             every,
@@ -173,8 +178,10 @@ class Engines:
         right: Ints = np.where(left > 0, np.minimum(self.tape.run_lengths[at], left - 1), -1)
         return right
 
-    def step(self, lengths: Ints, depth: Ints) -> Advance:
-        """Carry out checked decisions (`faser.core.checked`): lengths [M], depth [E]. Who is done stands still."""
+    def step(self, lengths: Ints, depth: Ints, frontier: Ints | None = None) -> Advance:
+        """Carry out checked decisions (`faser.core.checked`): lengths [M], depth and frontier (None: 0) [E]. Who is
+        done stands still.
+        """
         table, tape, e = self.table, self.tape, self.count
         lengths = np.minimum(lengths, table.drafted[self.slots])
         lengths, crowded = self._make_room(lengths)
@@ -187,10 +194,23 @@ class Engines:
         context = np.bincount(owner, table.context[slots], e)
         prefill, prefilling, ready = self._prefill(self.max_batched_tokens - rows, ~crowded)
         batch = self.running + prefilling  # an engine drafts for every request in the step
-        ms = self.cost.ms(rows=rows + prefill, batch=batch, depth=depth, context=context)
+        at = self._base[slots] + table.generated[slots]
+        right = tape.run_lengths[at]
+        accepted, asked = np.minimum(right, lengths), {"batch": batch, "depth": depth, "context": context}
+        if self._pruner is None:
+            emitted = accepted + 1
+            ms = self.cost.ms(rows=rows + prefill, **asked)
+        else:
+            whole = self._pruner.rows(at, lengths, right)
+            accepted = np.minimum(accepted, whole)
+            emitted = np.minimum(accepted + 1, whole)
+            left = np.bincount(owner, whole, e).astype(np.int64)
+            ms = self._pruner.ms(rows=rows + prefill, left=left + prefill, drafted=verified, **asked)
+        if frontier is not None and frontier.any():
+            hit = np.bincount(owner, right <= lengths, e) + prefilling == 0
+            ms += ahead_ms(self.cost, steps=np.minimum(frontier, depth), hit=hit, batch=batch)
         ms[self.done] = 0.0
-        accepted = np.minimum(tape.run_lengths[self._base[slots] + table.generated[slots]], lengths)
-        emitted = np.minimum(accepted + 1, self._left[slots])
+        emitted = np.minimum(emitted, self._left[slots])
         table.record(slots, lengths, accepted, owner)
         table.context[slots] += emitted
         table.generated[slots] += emitted

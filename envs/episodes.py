@@ -29,6 +29,7 @@ from faser.costs import StepCost
 from faser.envs.advance import Advance, Doubles
 from faser.envs.arrivals import ARRIVALS, Arrivals
 from faser.envs.baseline import without_speculation
+from faser.envs.effects import Pruning
 from faser.envs.engines import Engines
 from faser.envs.rewards import REWARDS, Reward, Without
 from faser.envs.simulator import capacity
@@ -87,7 +88,8 @@ class Episodes:
         self.tape = _tape(acceptance, tape, part)
         self.cost = cost or measured_cost
         self._settings = {"slots": slots, "max_batched_tokens": max_batched_tokens}
-        self.engines = Engines(self.tape, self.cost, engines=engines, **self._settings)
+        pruning = Pruning() if self.capabilities.pruning else None
+        self.engines = Engines(self.tape, self.cost, engines=engines, pruning=pruning, **self._settings)
         self.capacity = capacity(self.tape, self.cost, slots)
         self.load = np.zeros(engines)
         self.ledger = Ledger(engines)
@@ -125,7 +127,8 @@ class Episodes:
         lengths = actions[engines.owner, engines.slots % s]
         chosen = checked(Decision(lengths, 0), len(lengths), self.capabilities)
         depths = checked(Decision(actions[:, s], 0, int(actions[:, s + 1].max())), engines.count, self.capabilities)
-        advance = engines.step(chosen.lengths, np.minimum(depths.lengths, self.capabilities.max_depth))
+        frontier = np.minimum(actions[:, s + 1], self.capabilities.max_frontier)
+        advance = engines.step(chosen.lengths, np.minimum(depths.lengths, self.capabilities.max_depth), frontier)
         self.ledger.add(advance)
         terminated = engines.done
         truncated = ~terminated & (self.ledger.steps >= self.max_steps)

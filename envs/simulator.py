@@ -18,6 +18,7 @@ from faser.core import Capabilities, Decision, Ints, Observation, Policy, StepOu
 from faser.costs import StepCost
 from faser.envs.advance import Advance
 from faser.envs.baseline import without_speculation
+from faser.envs.effects import Pruning
 from faser.envs.engines import Engines
 from faser.envs.summary import Ledger, Summary
 from faser.envs.trace import Trace
@@ -103,7 +104,8 @@ class Simulator:
 
     def step(self, decision: Decision) -> Step:
         """Carry out a checked decision (`faser.core.checked`); `done` must be false."""
-        return Step.of(self.engines.step(np.asarray(decision.lengths), np.array([decision.draft_depth])), 0)
+        depth, frontier = np.array([[decision.draft_depth], [decision.frontier]])
+        return Step.of(self.engines.step(np.asarray(decision.lengths), depth, frontier), 0)
 
 
 def capacity(tape: Tape, cost: StepCost, slots: int) -> float:
@@ -133,21 +135,22 @@ def replay(
     """Each of `traces` to its end under a policy of its own, which `make` builds. A faulty decision raises
     `DecisionError`. settings: those of `Engines`.
     """
-    engines = Engines(tape, cost, engines=len(traces), **settings)
     allowed = capabilities or Capabilities()
+    pruning = Pruning() if allowed.pruning else None
+    engines = Engines(tape, cost, engines=len(traces), pruning=pruning, **settings)
     ledger = Ledger(len(traces))
     policies = [make(partial(engines.truth, i)) for i in range(len(traces))]
     for i, trace in enumerate(traces):
         engines.start(i, trace)
-    depth = np.zeros(len(traces), np.int64)
+    depth, frontier = np.zeros((2, len(traces)), np.int64)
     while len(live := np.flatnonzero(~engines.done)):
         seen = engines.observe()
         lengths = np.zeros(len(seen.requests), np.int64)
         for i in live.tolist():
             decision = checked(policies[i].decide(seen.of(i)), int(engines.running[i]), allowed)
             lengths[seen.starts[i] : seen.starts[i + 1]] = decision.lengths
-            depth[i] = decision.draft_depth
-        ledger.add(engines.step(lengths, depth))
+            depth[i], frontier[i] = decision.draft_depth, decision.frontier
+        ledger.add(engines.step(lengths, depth, frontier))
     return [
         ledger.summary(
             i,

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from faser.bench.sim import Result, difference, losses, main, suite_table
+from faser.bench.sim import Result, abilities, difference, losses, main, suite_table
+from faser.core import Capabilities
 
 BASE = Result(
     pair="x", suite="steady", load=0.5, episode=0, policy="a", mean_s=1.0, p99_s=2.0, tokens_per_s=3.0, slo=1.0,
@@ -84,3 +85,15 @@ def test_what_cannot_be_run_is_said_in_a_line(wrong: list[str], says: str, capsy
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
+
+
+def test_a_name_says_what_the_engine_can_do() -> None:
+    assert abilities("goodput") == ("goodput", Capabilities())
+    assert abilities("static:2+pruning+frontier:4") == ("static:2", Capabilities(pruning=True, max_frontier=4))
+    for name in ("goodput+frontier:5", "a+b/ppo.pt"):  # part of a name, which `make_policy` refuses or not
+        assert abilities(name) == (name, Capabilities())
+
+
+def test_policies_on_other_engines_are_no_rivals() -> None:
+    said = losses(results({"a": [1.0, 1.1], "b+pruning": [0.5, 0.6], "oracle+pruning": [0.1, 0.1]}), "a")
+    assert "nowhere" in said

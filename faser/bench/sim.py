@@ -4,16 +4,19 @@
 
 Every policy gets the same episodes of the test period (`faser.envs.periods`), so differences are paired: intervals are
 95 % of a bootstrap over episodes, within each suite and load. `oracle` knows which drafted tokens are right and is no
-rival but a ceiling. Results go to a CSV file, a line an episode, and to plots.
+rival but a ceiling. `goodput+pruning` and `goodput+frontier:4` are a policy on an engine that prunes, or drafts so many
+tokens while it verifies, as far as that is known (`faser.envs.effects`). Results go to a CSV file, a line an episode,
+and to plots.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from faser.bench.arguments import positive
 from faser.bench.plot import PlotError, check_matplotlib
 from faser.bench.sim_plot import plot_loads
 from faser.checkpoints import SHIPPED_POLICY
-from faser.core import Policy
+from faser.core import MAX_FRONTIER, Capabilities, Decision, Observation, Policy
 from faser.costs import StepCost
 from faser.envs.periods import Period, period
 from faser.envs.simulator import capacity, replay
@@ -34,6 +37,7 @@ from faser.policies.oracle import OraclePolicy
 from faser.train.presets import PRESETS, Preset
 
 ORACLE = "oracle"
+ABILITIES = re.compile(rf"(.*?)(\+pruning)?(?:\+frontier:([1-{MAX_FRONTIER}]))?", re.DOTALL)
 POLICIES = ("none", "static:1", "static:2", "static:3", "static:4", "schedule", "ema", "bandit", "gp_lcb", "goodput")
 SUITES = ("steady", "bursty", "spikes", "diurnal", "swing", "mixed", "drift")
 RESAMPLES = 2000
@@ -62,8 +66,8 @@ def main(argv: list[str] | None = None) -> int:
         check_matplotlib()
         cost, tape = measured(args.pair)
         for name in args.policies:
-            if name != ORACLE:
-                make_policy(name, cost)
+            if (policy := abilities(name)[0]) != ORACLE:
+                make_policy(policy, cost)
         test = period("test", tape)
         unknown = [suite for suite in args.suites if suite not in test.arrivals]
         if unknown:
@@ -95,8 +99,11 @@ def run_cell(
     rate = load * capacity(test.tape, cost, slots)
     traces = [test.trace(suite, episode, preset.requests(load), rate) for episode in range(episodes)]
 
+    base, capabilities = abilities(name)
+
     def make(truth: Any) -> Policy:
-        return OraclePolicy(cost, truth) if name == ORACLE else make_policy(name, cost)
+        policy = OraclePolicy(cost, truth) if base == ORACLE else make_policy(base, cost)
+        return Ahead(policy, capabilities.max_frontier) if capabilities.max_frontier else policy
 
     return [
         Result(
@@ -111,8 +118,25 @@ def run_cell(
             slo=summary.within_target,
             ratio_to_none=summary.ratio_to_none,
         )
-        for episode, summary in enumerate(replay(make, traces, test.tape, cost, slots=slots))
+        for episode, summary in enumerate(replay(make, traces, test.tape, cost, slots=slots, capabilities=capabilities))
     ]
+
+
+def abilities(name: str) -> tuple[str, Capabilities]:
+    """A policy's own name, and what the engine can do that runs it."""
+    found = ABILITIES.fullmatch(name)
+    assert found is not None  # any name is one
+    return found[1], Capabilities(pruning=bool(found[2]), max_frontier=int(found[3] or 0))
+
+
+class Ahead:
+    """A policy's decisions, always with the largest frontier."""
+
+    def __init__(self, policy: Policy, frontier: int) -> None:
+        self.policy, self.frontier = policy, frontier
+
+    def decide(self, observation: Observation) -> Decision:
+        return replace(self.policy.decide(observation), frontier=self.frontier)
 
 
 def difference(ours: NDArray[np.float64], theirs: NDArray[np.float64], seed: int = 0) -> tuple[float, float, float]:
@@ -158,13 +182,19 @@ def suite_table(results: Sequence[Result], suite: str, policies: Sequence[str]) 
 
 def _gap(results: Sequence[Result], suite: str, policies: Sequence[str]) -> str:
     """How much of the way from the best rival to the oracle the first policy goes."""
-    rivals = [name for name in policies[1:] if name != ORACLE]
+    rivals = [name for name in policies if _rivals(policies[0], name)]
     if not rivals:
         return ""
     means = {name: float(np.log(grid(results, suite, name, "ratio_to_none").mean(axis=1)).mean()) for name in policies}
     best = min(rivals, key=means.__getitem__)
     way = (means[best] - means[policies[0]]) / max(means[best] - means[ORACLE], 1e-9)
     return f"\nBest rival: {best}; of the way from it to the oracle, {policies[0]} goes {way:.0%}."
+
+
+def _rivals(first: str, name: str) -> bool:
+    """Whether `name` is another honest policy on an engine like that of `first`."""
+    (own, engine), (theirs, other) = abilities(first), abilities(name)
+    return theirs not in (own, ORACLE) and engine == other
 
 
 def losses(results: Sequence[Result], first: str) -> str:
@@ -174,7 +204,7 @@ def losses(results: Sequence[Result], first: str) -> str:
         for load in dict.fromkeys(r.load for r in results):
             cell = [r for r in results if (r.suite, r.load) == (suite, load)]
             for name in dict.fromkeys(r.policy for r in cell):
-                if name in (first, ORACLE):
+                if not _rivals(first, name):
                     continue
                 off, low, high = difference(grid(cell, suite, first), grid(cell, suite, name))
                 if low > 0:

@@ -125,8 +125,12 @@ class Tape:
     @cached_property
     def run_lengths(self) -> Ints:
         """[T] matches in a row from each position on, within its request: the most that can be accepted there."""
-        at = np.arange(len(self.match))
-        stop = np.where(self.match, len(self.match), at)
+        return self.runs(self.match)
+
+    def runs(self, right: NDArray[np.bool_]) -> Ints:
+        """[T] how many of `right` [T] in a row are true from each position on, within its request."""
+        at = np.arange(len(right))
+        stop = np.where(right, len(right), at)
         stop = np.minimum.accumulate(stop[::-1])[::-1]
         ends = np.repeat(self.offsets[1:], self.output_tokens)
         return np.asarray(np.minimum(stop, ends) - at, np.int64)

@@ -1,0 +1,96 @@
+"""What an engine might do besides, as switches of the simulator; the engine that serves does neither yet.
+
+Pruning: after `layer` of the target's layers, the drafted token of a row that is not among the target's `rank` + 1 most
+likely looks rejected, and what follows it leaves the step: its own row, too. If it is right after all it is kept, and
+the request goes on from it without a further token. So outputs stay the target's: a draft is cut, nothing else. What a
+layer thinks of a token is recorded (`Tape.rank`); past the first mismatch nothing is, and nothing leaves there.
+
+Frontiers: while the target verifies, the draft goes on for `frontier` tokens, as if all were right and its next token
+the target's. All requests draft together, so it saves time only if that was so of every one, and otherwise was for
+nothing. How much of it hides behind verification was measured with two streams on an H200 (13B and 1.1B shapes).
+
+Both leave out what they would cost an engine that has CUDA graphs of fixed sizes: they are bounds of what there is to
+gain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from faser.core import Ints
+from faser.costs import Curve, StepCost
+from faser.tapes import Tape
+
+HIDDEN = Curve((1.0, 8.0, 32.0, 128.0), (0.58, 0.46, 0.35, 0.02))
+"""By batch, the share of a draft step that takes no time beside verification."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruning:
+    """layer: of so many `layers` of the tape's target; rank: the largest that keeps what follows."""
+
+    layer: int = 15
+    layers: int = 30
+    rank: int = 63
+
+
+class Pruner:
+    """`Pruning` of what a tape has recorded, at a profile's times. ValueError: not enough is known for it."""
+
+    def __init__(self, rule: Pruning, tape: Tape, cost: StepCost) -> None:
+        if rule.layer not in tape.layers:
+            known = ", ".join(map(str, tape.layers)) or "none"
+            raise ValueError(f"pruning after layer {rule.layer}; the tape has ranks of layers: {known}")
+        self._share = rule.layer / rule.layers
+        self._head = _head_share(cost)
+        self._cost = cost
+        looks_right = tape.rank[:, tape.layers.index(rule.layer)] <= rule.rank
+        self._looks_right = tape.runs(looks_right)
+
+    def rows(self, at: Ints, lengths: Ints, right: Ints) -> Ints:
+        """[M] rows that run to the end, of drafts of `lengths` [M] at positions `at` [M] of the tape, of which the
+        first `right` [M] are.
+        """
+        suspect = self._looks_right[at]
+        pruned = (suspect < lengths) & (suspect <= right)
+        rows: Ints = np.where(pruned, suspect, lengths) + 1
+        return rows
+
+    def ms(
+        self, *, rows: Ints, left: Ints, drafted: Ints, batch: Ints, depth: Ints, context: Ints
+    ) -> NDArray[np.float64]:
+        """[E] ms of steps of `rows`, of which `left` run to the end, and an early look at `drafted` of them."""
+        other = {"batch": batch, "depth": depth, "context": context}
+        start, end = self._cost.ms(rows=rows, **other), self._cost.ms(rows=left, **other)
+        look = (drafted > 0) * self._head * self._cost.verify(drafted)
+        ms: NDArray[np.float64] = self._share * start + (1.0 - self._share) * end + look
+        return ms
+
+
+def ahead_ms(cost: StepCost, *, steps: Ints, hit: NDArray[np.bool_], batch: Ints) -> NDArray[np.float64]:
+    """[E] what drafting `steps` [E] tokens beside verification adds to a step that drafts them after it; less than 0
+    where every request could use them (`hit`).
+    """
+    saved = HIDDEN(batch)
+    added: NDArray[np.float64] = steps * cost.draft(batch) * np.where(hit, -saved, 1.0 - saved)
+    return added
+
+
+def _head_share(cost: StepCost) -> float:
+    """Weights of the target's output head over all that a step reads."""
+    try:
+        of = {key: int(cost.measured["target"][key]) for key in WIDTHS}
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(
+            f"profile {cost.name} does not say its target's {', '.join(WIDTHS)}; pruning needs them"
+        ) from None
+    attention = 2 * (of["heads"] + of["kv_heads"]) * of["head_dim"]
+    layers = of["layers"] * of["hidden"] * (attention + 3 * of["intermediate"])
+    head = of["vocabulary"] * of["hidden"]
+    return head / (head + layers)
+
+
+WIDTHS = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary")
