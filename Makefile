@@ -24,6 +24,7 @@ help:
 
 demo: $(STAMP)
 	@$(BIN)/python -m faser.bench.demo
+	@$(BIN)/python -m faser.bench.panel
 
 test: lint
 	@$(BIN)/pytest

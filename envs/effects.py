@@ -32,9 +32,9 @@ HIDDEN = Curve((1.0, 8.0, 32.0, 128.0), (0.58, 0.46, 0.35, 0.02))
 class Pruning:
     """layer: of so many `layers` of the tape's target; rank: the largest that keeps what follows."""
 
-    layer: int = 15
+    layer: int = 24
     layers: int = 30
-    rank: int = 63
+    rank: int = 254
 
 
 class Pruner:
@@ -59,11 +59,10 @@ class Pruner:
         rows: Ints = np.where(pruned, suspect, lengths) + 1
         return rows
 
-    def ms(
-        self, *, rows: Ints, left: Ints, drafted: Ints, batch: Ints, depth: Ints, context: Ints
-    ) -> NDArray[np.float64]:
-        """[E] ms of steps of `rows`, of which `left` run to the end, and an early look at `drafted` of them."""
-        other = {"batch": batch, "depth": depth, "context": context}
+    def ms(self, *, rows: Ints, left: Ints, drafted: Ints, **other: Ints) -> NDArray[np.float64]:
+        """[E] ms of steps of `rows`, of which `left` run to the end, and an early look at `drafted` of them. other: as
+        for `StepCost.ms`.
+        """
         start, end = self._cost.ms(rows=rows, **other), self._cost.ms(rows=left, **other)
         look = (drafted > 0) * self._head * self._cost.verify(drafted)
         ms: NDArray[np.float64] = self._share * start + (1.0 - self._share) * end + look

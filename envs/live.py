@@ -60,6 +60,8 @@ class LiveSpeculationEnv(SpeculationEnv):
     ) -> None:
         super().__init__(pair=pair, slots=slots, requests=requests, **arguments)
         episodes = self.episodes
+        if episodes.capabilities.pruning or episodes.capabilities.max_frontier:
+            raise ValueError("capabilities are of an engine that prunes or has frontiers; vLLM's does neither yet")
         if not episodes.tape.tokens.size:
             raise ValueError("acceptance is without tokens; allowed: a tape with them: a live engine needs prompts")
         self.live = LiveEngines(

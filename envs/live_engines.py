@@ -101,8 +101,9 @@ class LiveEngines:
         starts = np.array([0, len(self.slots)])
         return Observations(self._seen.requests, self._seen.load[None], starts)
 
-    def step(self, lengths: Ints, depth: Ints) -> Advance:
-        """As `Engines.step`; returns when the step is over and the next one is open, or all is `done`."""
+    def step(self, lengths: Ints, depth: Ints, frontier: Ints | None = None) -> Advance:
+        """As `Engines.step`; returns when the step is over and the next one is open, or all is `done`. frontier: 0."""
+        assert frontier is None or not frontier.any()
         if self.done[0]:
             return _standstill()
         assert self._engine is not None

@@ -115,7 +115,8 @@ def capacity(tape: Tape, cost: StepCost, slots: int) -> float:
     """
     outputs, prompts = float(tape.output_tokens.mean()), float(tape.prompt_tokens.mean())
     context = slots * (prompts + outputs / 2)
-    ms = cost.step_ms(rows=slots * (1.0 + prompts / outputs), batch=slots, context=context)
+    prefill = slots * prompts / outputs
+    ms = cost.step_ms(rows=slots + prefill, batch=slots, context=context, prefill=prefill)
     return 1e3 * slots / (outputs * ms)
 
 

@@ -59,9 +59,11 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     |---|---|
     | S | length: at most how many of the slot's drafted tokens are verified now; more than drafted means all |
     | 1 | draft depth: tokens drafted for every request at the step's end, for the next step |
-    | 1 | frontier: NO EFFECT YET, at any value: the simulator does not overlap drafting with verifying |
+    | 1 | frontier: how many of these are drafted while the step verifies |
 
-    Depth and frontier are clamped to `capabilities`. Entries of slots that are not present are ignored.
+    Depth and frontier are clamped to `capabilities`, the frontier to 0 by default: no engine can do that yet, and what
+    it and early pruning would bring is known roughly (`faser.envs.effects`). Entries of slots that are not present are
+    ignored.
 
     ## Rewards
     `objective`, or an object as `reward`. The default `time_in_system` is minus (integral of the number of requests in
@@ -106,7 +108,7 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     | part | "train" | half of the tape's requests: "train", "eval", or "all" |
     | objective | "time_in_system" | a name in `faser.envs.rewards.REWARDS` |
     | reward | None | a `Reward` in its place |
-    | capabilities | None | what the engine can do; None: `Capabilities()` |
+    | capabilities | None | what the engine can do: depth, frontier, pruning; None: `Capabilities()` |
     | max_batched_tokens | 2048 | rows of a step at most |
     | max_steps | 50000 | truncation |
     | cost | None | a `StepCost` in place of the pair's profile |

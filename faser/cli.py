@@ -18,6 +18,7 @@ usage: faser COMMAND ...
   record --target DIR --draft DIR ...          record what a draft has accepted, for training (a tape)
   profile --target MODEL --out FILE ...        measure what steps cost on this machine (a profile)
   bench sim --pair NAME ...                    policies against each other in the simulator, with intervals
+  bench engine --target MODEL ...              step times of vLLM as it is and of FASER, at fixed lengths
   grafana                                      print a Grafana dashboard of a server's /metrics, as JSON
   doctor                                       check versions, GPU, models, tapes and profiles
   --version                                    print the version

@@ -44,8 +44,10 @@ def row_price(
     above[:, :, -1] = 0.0
     more, gained = above[0], above[1]
     batch = running[:, None].astype(np.float64)
-    rows = np.concatenate([more + batch + np.asarray(prefill_tokens)[:, None], batch], axis=1)
-    ms = cost.ms(rows=rows, batch=batch, context=context[:, None])
+    prompts = np.asarray(prefill_tokens)[:, None]
+    rows = np.concatenate([more + batch + prompts, batch], axis=1)
+    prefill = prompts * (np.arange(bins + 1) < bins)
+    ms = cost.ms(rows=rows, batch=batch, context=context[:, None], prefill=prefill)
     spent = ms[:, -1:] + ms[:, :-1] - ms[:, -2:-1]  # the step without its prompts, and what the rows add to it
     best: Doubles = ((batch + gained) / spent).argmax(axis=1) / BINS
     return best

@@ -99,7 +99,8 @@ class LastStep:
         ms = self._floor_ms / floor
         if before.prompts:
             asked = {"batch": n, "depth": before.depth, "context": total}
-            prompts_ms = self._cost.ms(rows=[before.rows + before.prompts, before.rows], **asked)
+            prompts = np.array([before.prompts, 0.0])
+            prompts_ms = self._cost.ms(rows=before.rows + prompts, prefill=prompts, **asked)
             ms = max(ms - float(prompts_ms[0] - prompts_ms[1]), 0.1 * self._floor_ms)
         without = n / self._cost.step_ms(rows=n, batch=n, context=total)
         gain = n * float(moved.mean()) / ms / without

@@ -51,7 +51,7 @@ class OraclePolicy:
         if not total:
             return np.zeros(n, np.int64)
         extra = np.arange(total + 1)
-        rows_ms = self._cost.ms(rows=n + prefill + extra, batch=n, context=context)
+        rows_ms = self._cost.ms(rows=n + prefill + extra, batch=n, context=context, prefill=prefill)
         start_ms = self._cost.step_ms(rows=n, batch=n, context=context)
         m = int(np.argmax((n + extra) / (rows_ms - rows_ms[0] + start_ms)))
         row, place = np.nonzero(np.arange(MAX_DEPTH) < right[:, None])

@@ -13,6 +13,7 @@ import pytest
 from faser.bench import clock
 from faser.bench.clock import Arrival, line, main, read_trace, replay
 from faser.costs import Curve, StepCost
+from faser.costs.plan import TEMPERATURES
 from faser.costs.steps import Steps
 from faser.models import Pair
 
@@ -128,7 +129,8 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.left)
 
-    def add(self, prompt: Sequence[int], max_tokens: int) -> str:
+    def add(self, prompt: Sequence[int], max_tokens: int, *, temperature: float) -> str:
+        assert temperature in TEMPERATURES
         self.added.append((time.monotonic() - self.start, len(prompt), max_tokens))
         self.left.append(max_tokens)
         return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,15 +42,17 @@ def seen(confidence: list[list[float]], cost: StepCost, steps: int = 40) -> Obse
 def brute_force(survival: np.ndarray, cost: StepCost, running: int, prefill: int, context: float) -> float:
     """Best (N + sum of survivals) / ms over all sets of tokens that survive with more than some probability."""
     best, alone = 0.0, cost.step_ms(rows=running, batch=running, context=context)
-    without = cost.step_ms(rows=running + prefill, batch=running, context=context)
+    at = {"batch": running, "context": context, "prefill": prefill}
+    without = cost.step_ms(rows=running + prefill, **at)
     for chosen in (survival[survival > threshold] for threshold in [0.0, *np.unique(survival)]):
-        ms = cost.step_ms(rows=running + prefill + len(chosen), batch=running, context=context) - without + alone
+        ms = cost.step_ms(rows=running + prefill + len(chosen), **at) - without + alone
         best = max(best, (running + float(chosen.sum())) / ms)
     return best
 
 
+@pytest.mark.parametrize("cost", [KNEE, replace(KNEE, attend_ms=0.001)], ids=["knee", "attending"])
 @pytest.mark.parametrize("prefill", [0, 30])
-def test_the_price_is_that_of_the_best_set_of_tokens_in_each_of_several_engines(prefill: int) -> None:
+def test_the_price_is_that_of_the_best_set_of_tokens_in_each_of_several_engines(prefill: int, cost: StepCost) -> None:
     rng = np.random.default_rng(0)
     running = np.array([3, 0, 12, 25])
     owner = np.repeat(np.arange(4), running)
@@ -59,15 +61,16 @@ def test_the_price_is_that_of_the_best_set_of_tokens_in_each_of_several_engines(
     survival[:, 5:] = 0.0  # not drafted
     context = np.array([100.0, 0.0, 900.0, 5000.0])
     price = row_price(
-        survival, owner, KNEE, running=running, prefill_tokens=np.full(4, float(prefill)), context=context
+        survival, owner, cost, running=running, prefill_tokens=np.full(4, float(prefill)), context=context
     )
     for engine in (0, 2, 3):
         mine, n = survival[owner == engine], int(running[engine])
         chosen = mine > price[engine]
-        at = {"batch": n, "context": float(context[engine])}
-        spent = KNEE.step_ms(rows=n + prefill + int(chosen.sum()), **at) - KNEE.step_ms(rows=n + prefill, **at)
-        reached = (n + mine[chosen].sum()) / (spent + KNEE.step_ms(rows=n, **at))
-        assert reached == pytest.approx(brute_force(mine, KNEE, n, prefill, float(context[engine])), rel=1e-6)
+        alone = {"batch": n, "context": float(context[engine])}
+        at = {**alone, "prefill": prefill}
+        spent = cost.step_ms(rows=n + prefill + int(chosen.sum()), **at) - cost.step_ms(rows=n + prefill, **at)
+        reached = (n + mine[chosen].sum()) / (spent + cost.step_ms(rows=n, **alone))
+        assert reached == pytest.approx(brute_force(mine, cost, n, prefill, float(context[engine])), rel=1e-6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

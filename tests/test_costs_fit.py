@@ -108,6 +108,14 @@ def test_exact_steps_give_their_curves_back() -> None:
     assert cost.host_ms == cost.launch_ms == 0.0
 
 
+def test_what_rows_attend_to_comes_back() -> None:
+    true = replace(TRUE, attend_ms=0.0003)
+    cost = fitted(steps_of(true))
+    assert cost.attend_ms == pytest.approx(true.attend_ms, rel=0.05)
+    assert cost.context_ms == pytest.approx(true.context_ms, rel=0.1)
+    assert fitted(steps_of(TRUE)).attend_ms < 0.01 * true.attend_ms
+
+
 def test_the_hosts_share_comes_back() -> None:
     cost = fitted(disturbed(steps_of(HOSTED), noise=0.05, slow=0.05))
     assert cost.host_ms == pytest.approx(HOSTED.host_ms, rel=0.05)

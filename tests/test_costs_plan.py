@@ -6,7 +6,7 @@ import pytest
 
 from faser.core import MAX_DEPTH
 from faser.costs import Curve, StepCost, load_profile
-from faser.costs.plan import CONTEXTS, HOLD, LADDER, PROMPTS, Visit, estimate_s, plan
+from faser.costs.plan import CONTEXTS, HOLD, LADDER, PROMPTS, Visit, estimate_s, plan, prompts_of
 
 ROOMY = {"longest": 8193, "kv_tokens": 10_000_000, "budget": 8192}
 
@@ -31,6 +31,13 @@ def test_nothing_is_asked_that_does_not_fit() -> None:
         assert v.batch * (1 + MAX_DEPTH) + (v.prompt if v.batch else 0) <= budget
     assert max(v.prompt for v in visits) == budget
     assert (64, 1024) not in {(v.batch, v.context) for v in visits}
+
+
+def test_long_prompts_are_several() -> None:
+    visit = Visit(batch=0, context=0, steps=9, prompt=2500)
+    assert prompts_of(visit, 8192) == [1024, 1024, 452]
+    assert prompts_of(visit, 901) == [900, 900, 700]
+    assert prompts_of(Visit(batch=4, context=64, steps=9), 8192) == []
 
 
 def test_a_quick_plan_is_much_shorter() -> None:

@@ -73,6 +73,23 @@ def test_break_even_of_a_linear_cost_is_the_known_one() -> None:
     assert step == pytest.approx(draft / now)
 
 
+def test_where_rows_attend_each_reads_its_requests_context_and_prompts_do_not() -> None:
+    cost = replace(linear(6.0, 0.05, 0.4, 0.002), attend_ms=0.001)
+    batch, prefill, context = 10, 30, 500
+    assert cost.step_ms(rows=30, batch=10, context=500) == pytest.approx(6.0 + 30 * 0.05 + 500 * (0.002 + 2 * 0.001))
+    mixed = cost.ms(rows=batch + prefill, batch=batch, context=context, prefill=prefill)
+    assert mixed == pytest.approx(6.0 + 40 * 0.05 + 500 * 0.002)
+    first, last, _ = cost.break_even(batch=batch, prefill_tokens=prefill, context=context)
+    assert first == pytest.approx((batch * 0.05 + context * 0.001) / (6.0 + batch * 0.05 + context * 0.002))
+    assert last == pytest.approx(first)
+
+
+def test_a_slower_device_takes_longer_for_everything() -> None:
+    cost = replace(linear(6.0, 0.05, 0.4, 0.002), attend_ms=0.001, host_ms=5.0, launch_ms=9.0)
+    for asked in ({"rows": 30, "batch": 10, "context": 500}, {"rows": 30, "batch": 10, "depth": 7}):
+        assert cost.scaled(1.5).step_ms(**asked) == pytest.approx(1.5 * cost.step_ms(**asked))
+
+
 def test_break_even_sees_the_knee() -> None:
     cost = StepCost(name="", device="", source="", verify=Curve((64.0, 65.0), (8.0, 8.1)))
     first, last, _ = cost.break_even(batch=16)

@@ -12,7 +12,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
-from faser.core import MAX_DEPTH, DecisionError
+from faser.core import MAX_DEPTH, Capabilities, DecisionError
 from faser.envs.live import LiveSpeculationEnv
 from faser.envs.speculation import SpeculationEnv, unpack
 from faser.models import Pair
@@ -195,6 +195,9 @@ def test_a_reset_in_mid_episode_leaves_nothing_behind(env: LiveSpeculationEnv) -
 def test_what_cannot_be_served_is_refused() -> None:
     with pytest.raises(ValueError, match="acceptance is without tokens"):
         LiveSpeculationEnv(acceptance=0.6)
+    for able in (Capabilities(pruning=True), Capabilities(max_frontier=2)):
+        with pytest.raises(ValueError, match="does neither yet"):
+            LiveSpeculationEnv(acceptance=load_tape("smollm2"), capabilities=able)
     with pytest.raises(gymnasium.error.ResetNeeded, match="call reset"):
         LiveSpeculationEnv(acceptance=short(), **SMALL).step(fixed(0)(np.zeros(0)))
 

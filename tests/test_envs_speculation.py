@@ -127,6 +127,24 @@ def test_no_speculation_returns_minus_one_and_good_speculation_more() -> None:
     assert useless < -1.1
 
 
+def test_a_frontier_and_pruning_act_only_where_the_engine_can() -> None:
+    tape: dict[str, Any] = {"pair": "llama2-13b", "acceptance": "tape", "cost": None}
+    ahead = np.append(fixed(3)[:-1], 4)
+    returns = {
+        name: play(make(**tape, capabilities=capabilities), action)[0]
+        for name, capabilities, action in (
+            ("plain", None, fixed(3)),
+            ("clamped", None, ahead),
+            ("ahead", Capabilities(max_frontier=4), ahead),
+            ("pruning", Capabilities(pruning=True), fixed(3)),
+        )
+    }
+    assert returns["clamped"] == returns["plain"]
+    assert len({*returns.values()}) == 3
+    with pytest.raises(ValueError, match="pruning after layer 24; the tape has ranks of layers: none"):
+        make(capabilities=Capabilities(pruning=True))
+
+
 def test_the_return_is_the_ratio_of_mean_times_in_system() -> None:
     summaries = [play(make(), fixed(k), seed=4)[1]["episode_summary"] for k in (0, 4)]
     none, some = (s["mean_time_in_system_s"] for s in summaries)

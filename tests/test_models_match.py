@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from faser.costs import load_profile
+from faser.costs.step_cost import PROFILES
 from faser.models import ModelError, Pair, match, measured, names, smollm2
 from faser.models.fingerprint import FUNCTION_OF, fingerprint
 from faser.models.weights import write_safetensors
@@ -126,6 +127,19 @@ def test_training_is_refused_on_a_tape_of_another_target(models: Pair, monkeypat
     for model in ("smollm2", "llama2-13b"):
         with pytest.raises(TapeError, match="tape 'smollm2' is of another pair"):
             measured(model)
+
+
+def test_a_pair_of_ones_own_is_a_profile_and_a_tape_of_one_vocabulary(tmp_path: Path) -> None:
+    cost, tape = measured("h200-mistral-7b,smollm2")
+    assert (cost.name, len(tape)) == ("h200-mistral-7b", len(load_tape("smollm2")))
+    profile = json.loads((PROFILES / "h200-mistral-7b.json").read_text())
+    profile["measured"]["target"]["vocabulary"] = 32_000
+    (tmp_path / "other.json").write_text(json.dumps(profile))
+    with pytest.raises(ModelError, match=r"vocabulary of 32000 tokens, the tape \(.*\) of one with 49152"):
+        measured(f"{tmp_path / 'other.json'},smollm2")
+    for pair, said in (("gpt-5", "allowed: .*PROFILE,TAPE"), ("gpt-5,smollm2", "profile"), ("cpu-smollm2,no", "tape")):
+        with pytest.raises(ValueError, match=said):
+            measured(pair)
 
 
 def test_a_profile_of_another_machine_is_named_with_what_measures_this_one() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from faser import cli
 from faser.costs import load_profile
-from faser.costs.plan import Visit
+from faser.costs.plan import TEMPERATURES, Visit
 from faser.costs.steps import Steps
 from faser.models import Pair
 from faser.serving import profile
@@ -163,7 +163,8 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.left)
 
-    def add(self, prompt: Sequence[int], max_tokens: int) -> str:
+    def add(self, prompt: Sequence[int], max_tokens: int, *, temperature: float = 0.0) -> str:
+        assert temperature in TEMPERATURES
         assert len(prompt) + max_tokens <= self.longest
         self.left.append(max_tokens)
         return str(len(self.left))

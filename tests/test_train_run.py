@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from faser.bench.decide import random_observation
 from faser.costs import Curve, StepCost
+from faser.costs.step_cost import PROFILES
 from faser.envs.advance import Advance
 from faser.envs.rewards import Without
 from faser.policies import learned, policy_file
@@ -163,7 +164,6 @@ def test_ctrl_c_in_the_terminal_ends_the_script_with_130(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--model", "gpt-5"], "invalid choice: 'gpt-5' (choose from"),
         ([], "one of --model and --resume is needed"),
         (["--model", "llama2-13b", "--resume", "x"], "and not both"),
         (["--model", "llama2-13b", "--timesteps", "0"], "--timesteps: 0; allowed: a whole number, 1 or more"),
@@ -177,6 +177,27 @@ def test_a_mistake_in_the_command_is_one_clear_line(
         ppo.main(arguments)
     assert caught.value.code == 2
     assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_pair_that_is_none_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ppo.main(["--model", "gpt-5"]) == 2
+    error = capsys.readouterr().err
+    assert "pair is 'gpt-5'; allowed: llama2-13b, mistral-7b, smollm2, or PROFILE,TAPE" in error
+    assert error.count("\n") == 1
+
+
+def test_training_takes_a_profile_and_a_tape_of_ones_own(
+    small: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    own = tmp_path / "own.v1.json"
+    own.write_bytes((PROFILES / "h200-mistral-7b.json").read_bytes())
+    pair = f"{own},smollm2"
+    monkeypatch.setitem(presets.PRESETS, pair, SMALL)
+    monkeypatch.chdir(tmp_path)
+    assert ppo.main(["--model", pair, "--timesteps", "200"]) == 0
+    assert policy_file.load(tmp_path / "runs" / "own.v1-0" / "ppo.pt").training["models"] == [pair]
 
 
 def test_nothing_to_resume_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

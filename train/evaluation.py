@@ -21,7 +21,7 @@ from faser.envs.simulator import capacity, replay
 from faser.envs.trace import Trace, sample_trace
 from faser.models import measured
 from faser.tapes import Tape
-from faser.train.presets import PRESETS
+from faser.train.presets import preset
 
 SELECTION, REPORT = 1_000_000, 2_000_000
 """First seed of each set of arrivals; training seeds are far below."""
@@ -45,10 +45,10 @@ def world(model: str) -> World:
 @cache
 def trace(model: str, load: float, seed: int) -> Trace:
     """The arrivals of one evaluation episode."""
-    preset, of = PRESETS[model], world(model)
-    rate = load * capacity(of.tape, of.cost, preset.slots)
+    own, of = preset(model), world(model)
+    rate = load * capacity(of.tape, of.cost, own.slots)
     rng = np.random.default_rng(seed)
-    return sample_trace(ARRIVALS["mixed"], rng, preset.requests(load), rate, of.tape)
+    return sample_trace(ARRIVALS["mixed"], rng, own.requests(load), rate, of.tape)
 
 
 Scores = dict[tuple[str, float], float]
@@ -60,14 +60,14 @@ def evaluate(make: Callable[[StepCost], Policy], models: Sequence[str], *, first
     return {
         (model, load): _score(make, model, load, range(first_seed, first_seed + seeds))
         for model in models
-        for load in PRESETS[model].evaluated_loads
+        for load in preset(model).evaluated_loads
     }
 
 
 def _score(make: Callable[[StepCost], Policy], model: str, load: float, seeds: Iterable[int]) -> float:
     of = world(model)
     traces = [trace(model, load, seed) for seed in seeds]
-    runs = replay(lambda _: make(of.cost), traces, of.tape, of.cost, slots=PRESETS[model].slots)
+    runs = replay(lambda _: make(of.cost), traces, of.tape, of.cost, slots=preset(model).slots)
     return fmean(summary.ratio_to_none for summary in runs)
 
 

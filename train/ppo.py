@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from faser.models import short_name
 from faser.train import resume
 from faser.train.arguments import positive
 from faser.train.evaluation import world
@@ -31,8 +32,9 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     defaults = Settings()
     p = argparse.ArgumentParser(prog="train/ppo.py", description=(__doc__ or "").split(": ", 1)[-1])
+    names = ", ".join(PRESETS)
     p.add_argument(
-        "--model", nargs="+", choices=list(PRESETS), metavar="MODEL", help=f"one or more of {', '.join(PRESETS)}"
+        "--model", nargs="+", metavar="MODEL", help=f"one or more of {names}, or PROFILE,TAPE, each a name or a file"
     )
     p.add_argument(
         "--timesteps", type=positive, default=None, help=f"environment steps (default: {defaults.timesteps})"
@@ -91,7 +93,8 @@ def _check_writable(out: Path) -> None:
 
 def _new(args: argparse.Namespace) -> Run:
     models = list(dict.fromkeys(args.model))
-    directory = args.out.parent if args.out else Path("runs") / f"{'+'.join(models)}-{args.seed}"
+    name = f"{'+'.join(map(short_name, models))}-{args.seed}"
+    directory = args.out.parent if args.out else Path("runs") / name
     settings = replace(Settings(), envs=max(args.envs, len(models)))
     return Run(
         models=models,

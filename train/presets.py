@@ -35,6 +35,11 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+def preset(model: str) -> Preset:
+    """That of a model, or the default one."""
+    return PRESETS.get(model, Preset())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """PPO and network settings."""

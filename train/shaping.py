@@ -31,14 +31,14 @@ class TokenPaid:
     cost: StepCost
     acceptance: float
 
-    def price_s(self, running: NDArray[np.int64], context_ms: Doubles | float = 0.0) -> Doubles:
+    def price_s(self, running: NDArray[np.int64], context: Doubles | float = 0.0) -> Doubles:
         """[E] seconds per token of the fixed depth that is best for `running` [E] requests, with no prompt computed.
 
         Prompts have no part in it: they make their step longer, and what a token is worth there no higher. Reading the
-        requests' context has: `context_ms` [E] of every step.
+        requests' context has: `context` [E] tokens.
         """
         depth, batch = np.arange(MAX_DEPTH + 1), running[:, None]
-        ms = self.cost.ms(rows=batch * (1 + depth), batch=batch, depth=depth) + np.reshape(context_ms, (-1, 1))
+        ms = self.cost.ms(rows=batch * (1 + depth), batch=batch, depth=depth, context=np.reshape(context, (-1, 1)))
         best: Doubles = (ms / (self.acceptance**depth).cumsum()).min(axis=1)
         price: Doubles = best / np.maximum(running, 1) / 1e3
         return price
@@ -47,9 +47,11 @@ class TokenPaid:
         running = np.diff(advance.starts)
         rows = running + np.bincount(advance.owner, advance.verified, len(running)) + advance.prefill_tokens
         prompts_ms = self.cost.verify(running + advance.prefill_tokens) - self.cost.verify(running)
-        rest_ms = self.cost.ms(rows=rows, batch=advance.batch, depth=advance.depth)
-        context_ms = np.maximum(advance.seconds * 1e3 - rest_ms, 0.0)
-        merit = self.price_s(running, context_ms) * advance.tokens - (advance.seconds - prompts_ms / 1e3)
+        asked = {"rows": rows, "batch": advance.batch, "depth": advance.depth, "prefill": advance.prefill_tokens}
+        rest_ms = self.cost.ms(**asked)
+        token_ms = self.cost.ms(**asked, context=1) - rest_ms  # 0 if context costs nothing
+        context = np.maximum(advance.seconds * 1e3 - rest_ms, 0.0) / np.where(token_ms > 0, token_ms, np.inf)
+        merit = self.price_s(running, context) * advance.tokens - (advance.seconds - prompts_ms / 1e3)
         idle_step_s = self.cost.step_ms(rows=1, batch=1) / 1e3
         requests = advance.system_s / np.maximum(advance.seconds, 1e-9)
         return np.where(running > 0, merit / idle_step_s * requests * without.busy_s / without.system_s, 0.0)

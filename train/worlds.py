@@ -19,7 +19,7 @@ from faser.core import MAX_DEPTH, MAX_FRONTIER
 from faser.envs.vector import SpeculationVectorEnv
 from faser.models import measured
 from faser.train.network import F, L
-from faser.train.presets import PRESETS
+from faser.train.presets import preset
 from faser.train.shaping import TokenPaid
 
 Flat: TypeAlias = NDArray[np.float32]
@@ -113,14 +113,14 @@ def make_worlds(models: Sequence[str], envs: int) -> Worlds:
 
 
 def _vector(model: str, mine: Iterable[int], bands: int) -> SpeculationVectorEnv:
-    preset = PRESETS[model]
+    own = preset(model)
     cost, tape = measured(model)
-    loads = [preset.band(band, bands) for band in mine]
+    loads = [own.band(band, bands) for band in mine]
     return SpeculationVectorEnv(
         len(loads),
         pair=model,
-        slots=preset.slots,
-        requests=[preset.requests(high) for _, high in loads],
+        slots=own.slots,
+        requests=[own.requests(high) for _, high in loads],
         load=loads,
         reward=TokenPaid(cost=cost, acceptance=float(tape.split("train").match.mean())),
         part="train",

@@ -5,7 +5,12 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-BENCHMARKS = {"sim": "faser.bench.sim", "clock": "faser.bench.clock", "decide": "faser.bench.decide"}
+BENCHMARKS = {
+    "sim": "faser.bench.sim",
+    "engine": "faser.bench.engine",
+    "clock": "faser.bench.clock",
+    "decide": "faser.bench.decide",
+}
 """Name to the module whose `main(argv) -> int` it is."""
 
 

@@ -31,16 +31,17 @@ from faser.core import MAX_FRONTIER, Capabilities, Decision, Observation, Policy
 from faser.costs import StepCost
 from faser.envs.periods import Period, period
 from faser.envs.simulator import capacity, replay
-from faser.models import known_models, measured
+from faser.models import known_models, measured, short_name
 from faser.policies import PolicyError, make_policy
 from faser.policies.oracle import OraclePolicy
-from faser.train.presets import PRESETS, Preset
+from faser.train.presets import Preset, preset
 
 ORACLE = "oracle"
 ABILITIES = re.compile(rf"(.*?)(\+pruning)?(?:\+frontier:([1-{MAX_FRONTIER}]))?", re.DOTALL)
 POLICIES = ("none", "static:1", "static:2", "static:3", "static:4", "schedule", "ema", "bandit", "gp_lcb", "goodput")
 SUITES = ("steady", "bursty", "spikes", "diurnal", "swing", "mixed", "drift")
 RESAMPLES = 2000
+PAIRS = f"{', '.join(known_models())}, or PROFILE,TAPE, each a name or a file (default: %(default)s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,16 @@ def main(argv: list[str] | None = None) -> int:
         print(f"faser bench sim: {error}", file=sys.stderr)
         return 2
     results: list[Result] = []
+    place = args.out / short_name(args.pair)
     for suite in args.suites:
         for load in args.loads:
             for name in args.policies:
                 results += run_cell(args.pair, cost, test, suite, load, name, args.episodes)
         print(suite_table(results, suite, args.policies), flush=True)
-        _write(results, args.out / f"{args.pair}.csv")
+        _write(results, Path(f"{place}.csv"))
     print(losses(results, args.policies[0]))
-    plot_loads(results, args.out / f"{args.pair}.png")
-    print(f"{args.out / args.pair}.csv, {args.out / args.pair}.png")
+    plot_loads(results, Path(f"{place}.png"))
+    print(f"{place}.csv, {place}.png")
     return 0
 
 
@@ -94,10 +96,10 @@ def run_cell(
     pair: str, cost: StepCost, test: Period, suite: str, load: float, name: str, episodes: int
 ) -> list[Result]:
     """The episodes of one suite and load under one policy, side by side."""
-    preset = PRESETS[pair]
-    slots = preset.slots
+    own = preset(pair)
+    slots = own.slots
     rate = load * capacity(test.tape, cost, slots)
-    traces = [test.trace(suite, episode, preset.requests(load), rate) for episode in range(episodes)]
+    traces = [test.trace(suite, episode, own.requests(load), rate) for episode in range(episodes)]
 
     base, capabilities = abilities(name)
 
@@ -223,7 +225,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="faser bench sim", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pair", default="llama2-13b", choices=known_models())
+    parser.add_argument("--pair", default="llama2-13b", help=PAIRS)
     parser.add_argument(
         "--policies",
         nargs="+",

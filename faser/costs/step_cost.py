@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ class StepCost:
     """Step time of one (device, target, draft).
 
     verify: ms by rows; request: ms more by batch; sync: ms by rows where anything is drafted; draft: ms of one draft
-    step by batch; context_ms: ms per token of context.
+    step by batch; context_ms: ms per token of context; attend_ms: per such token more for each drafted token that its
+    request verifies, where attention takes time by the row (on a CPU).
     host_ms, launch_ms: ms that the host takes for a step, and for each draft step more; the device works meanwhile.
     measured: how it was measured, see MEASURED; not compared.
     """
@@ -66,25 +67,41 @@ class StepCost:
     sync: Curve = NOTHING
     draft: Curve = NOTHING
     context_ms: float = 0.0
+    attend_ms: float = 0.0
     host_ms: float = 0.0
     launch_ms: float = 0.0
     measured: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def ms(
-        self, *, rows: ArrayLike, batch: ArrayLike, depth: ArrayLike = 0, context: ArrayLike = 0
+        self,
+        *,
+        rows: ArrayLike,
+        batch: ArrayLike,
+        depth: ArrayLike = 0,
+        context: ArrayLike = 0,
+        prefill: ArrayLike = 0,
     ) -> NDArray[np.float64]:
-        """ms of steps of `rows` target rows over `context` tokens, drafting `depth` for each of `batch`; any shapes
-        that broadcast.
+        """ms of steps of `rows` target rows, `prefill` of them of prompts, over `context` tokens, drafting `depth` for
+        each of `batch`; any shapes that broadcast.
         """
         device = self.verify(rows) + self.request(batch) + self.context_ms * np.asarray(context)
+        if self.attend_ms:
+            drafted = (np.asarray(rows) - np.asarray(prefill)) / np.maximum(batch, 1) - 1.0  # of a request, on average
+            device = device + self.attend_ms * np.maximum(drafted, 0.0) * np.asarray(context)
         depth = np.asarray(depth, np.float64)
         if depth.any():
             device = device + (depth > 0) * self.sync(rows) + depth * self.draft(batch)
         return np.maximum(device, self.host_ms + self.launch_ms * depth)
 
-    def step_ms(self, *, rows: float, batch: float, depth: int = 0, context: float = 0) -> float:
+    def step_ms(self, *, rows: float, batch: float, depth: int = 0, context: float = 0, prefill: float = 0) -> float:
         """`ms` of one step."""
-        return float(self.ms(rows=rows, batch=batch, depth=depth, context=context))
+        return float(self.ms(rows=rows, batch=batch, depth=depth, context=context, prefill=prefill))
+
+    def scaled(self, factor: float) -> StepCost:
+        """The same on a device that takes `factor` times as long for everything."""
+        curves = {name: getattr(self, name) for name in CURVES}
+        slower: dict[str, Any] = {n: Curve(c.x, tuple(factor * ms for ms in c.ms)) for n, c in curves.items()}
+        return replace(self, **slower, **{name: factor * getattr(self, name) for name in NUMBERS})
 
     def break_even(
         self, *, batch: ArrayLike, prefill_tokens: ArrayLike = 0, context: ArrayLike = 0
@@ -101,7 +118,8 @@ class StepCost:
         lengths = (0, 1, MAX_DEPTH - 1, MAX_DEPTH)
         rows = np.stack([batch + none, *(start + length * batch for length in lengths), batch + none])
         depth = np.stack([none] * (1 + len(lengths)) + [none + MAX_DEPTH])
-        ms = self.ms(rows=rows, batch=batch, depth=depth, context=context)
+        prompts = np.stack([none, *[none + prefill_tokens] * len(lengths), none])
+        ms = self.ms(rows=rows, batch=batch, depth=depth, context=context, prefill=prompts)
         return (ms[2] - ms[1]) / ms[0], (ms[4] - ms[3]) / ms[0], (ms[5] - ms[0]) / MAX_DEPTH / ms[0]
 
 
@@ -125,7 +143,7 @@ def load_profile(name: str | Path) -> StepCost:
 
 _TEXTS = ("name", "device", "source")
 CURVES = ("verify", "request", "sync", "draft")
-_NUMBERS = ("context_ms", "host_ms", "launch_ms")
+NUMBERS = ("context_ms", "attend_ms", "host_ms", "launch_ms")
 MEASURED = ("date", "command", "driver", "versions", "clocks", "cuda_graphs", "target", "draft", "held_out", "points")
 """Entries of `StepCost.measured`, any of which may be missing.
 
@@ -142,7 +160,7 @@ _ROWS = (1, 8192)
 
 def _parse(data: Any) -> StepCost:
     """The profile in a parsed JSON file; ValueError names the entry that is wrong."""
-    allowed = (*_TEXTS, *_NUMBERS, "measured", "curves")
+    allowed = (*_TEXTS, *NUMBERS, "measured", "curves")
     if not isinstance(data, dict) or not set(data) <= set(allowed):
         raise ValueError(f"holds {_kind(data)}; allowed: an object of {', '.join(allowed)}")
     for key in _TEXTS:
@@ -157,7 +175,7 @@ def _parse(data: Any) -> StepCost:
     for key in _OBJECTS:
         if not isinstance(measured.get(key, {}), dict):
             raise ValueError(f"measured.{key} is {_kind(measured[key])}; allowed: an object")
-    numbers = {key: data.get(key, 0.0) for key in _NUMBERS}
+    numbers = {key: data.get(key, 0.0) for key in NUMBERS}
     for key, value in numbers.items():
         if not _is_number(value) or value < 0:
             raise ValueError(f"{key} is {_kind(value)}; allowed: 0 or more, up to {_MOST:g}")

@@ -5,7 +5,17 @@ transformers or vllm: the embedded models are turned into Hugging Face directori
 """
 
 from faser.models.cache import default_cache
-from faser.models.names import directory_of, known_models, measured, prepare, resolve
+from faser.models.names import directory_of, known_models, measured, prepare, resolve, short_name
 from faser.models.pair import ModelError, Pair
 
-__all__ = ["ModelError", "Pair", "default_cache", "directory_of", "known_models", "measured", "prepare", "resolve"]
+__all__ = [
+    "ModelError",
+    "Pair",
+    "default_cache",
+    "directory_of",
+    "known_models",
+    "measured",
+    "prepare",
+    "resolve",
+    "short_name",
+]

@@ -80,6 +80,17 @@ def refuse_tape(tape: Tape, name: str | Path, target: Model, draft: Model | None
         raise TapeError(f"tape {str(name)!r} is of another pair: it {reason}; make one with: faser record")
 
 
+def foreign_to(cost: StepCost, tape: Tape) -> str | None:
+    """In what a profile and a tape are not of one target, naming both; None if nothing says so."""
+    size = cost.measured.get("target", {}).get("vocabulary")
+    if size is None or not tape.vocabulary or size == tape.vocabulary:
+        return None
+    return (
+        f"profile {cost.name!r} is of a target with a vocabulary of {size} tokens, "
+        f"the tape ({tape.source}) of one with {tape.vocabulary}"
+    )
+
+
 def foreign_profile(cost: StepCost, device: str) -> str | None:
     """Whose step costs these are if not those of `device` (`faser.machine`), and what to do; None if they are."""
     if cost.device == device:

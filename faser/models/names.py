@@ -13,7 +13,7 @@ from pathlib import Path
 from faser.costs import StepCost, load_profile
 from faser.models import smollm2
 from faser.models.cache import default_cache, fault
-from faser.models.match import refuse_tape
+from faser.models.match import foreign_to, refuse_tape
 from faser.models.pair import ModelError, Pair, is_directory
 from faser.models.shapes import RECIPE, SHAPES, Shape
 from faser.tapes import Tape, load_tape
@@ -82,16 +82,28 @@ def inflated(source: Path, shape: Shape) -> Path:
 def measured(name: str) -> tuple[StepCost, Tape]:
     """Step costs and recorded acceptances of a pair: what a policy is trained on.
 
-    ModelError: unknown name. TapeError: the tape is damaged, or of other models than those in the cache.
+    name: of a pair, or PROFILE,TAPE, each a name or a file. ModelError: neither, or the two do not belong together.
+    ValueError: no such profile. TapeError: no such tape, a damaged one, or one of other models than those in the cache.
     """
     if name not in known_models():
-        raise ModelError(f"pair is {name!r}; allowed: {', '.join(known_models())}")
+        profile, comma, recorded = name.partition(",")
+        if not comma:
+            raise ModelError(f"pair is {name!r}; allowed: {', '.join(known_models())}, or PROFILE,TAPE")
+        cost, tape = load_profile(profile), load_tape(recorded)
+        if reason := foreign_to(cost, tape):
+            raise ModelError(reason)
+        return cost, tape
     pair = resolve(name)
     assert pair.profile is not None
     assert pair.tape is not None
     tape, small = load_tape(pair.tape), smollm2.pair(default_cache())
     refuse_tape(tape, pair.tape, small.target, small.draft)  # an inflated target's function is the small one's
     return load_profile(pair.profile), tape
+
+
+def short_name(pair: str) -> str:
+    """What a file about `pair`, as `measured` takes it, may be called."""
+    return pair if pair in known_models() else Path(pair.partition(",")[0]).stem
 
 
 def prepare(

@@ -30,17 +30,20 @@ class OfflineEngine:
         self,
         target: str,
         draft: str,
-        settings: Settings,
+        settings: Settings | None,
         *,
         max_batch: int,
+        depth: int = MAX_DEPTH,
         load_format: str = "auto",
         cudagraph_mode: str | None = None,
         scheduler_cls: str | None = None,
         dtype: str = "auto",
         max_batched_tokens: int | None = None,
+        memory: float | None = None,
     ) -> None:
-        """settings: as a server's; its log is where steps are written. cudagraph_mode, scheduler_cls (its name)
-        and max_batched_tokens (rows of a step): None is the server's. dtype: as vLLM's.
+        """settings: as a server's; its log is where steps are written. None: vLLM as it is, without FASER. depth: the
+        most tokens to draft, which vLLM as it is always drafts; 0: no draft. cudagraph_mode, scheduler_cls (its name)
+        and max_batched_tokens (rows of a step): None is the server's. dtype: as vLLM's. memory: share of a GPU's.
         """
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -54,26 +57,32 @@ class OfflineEngine:
         from faser.serving.serve import CPU_DEFAULTS, SCHEDULER, WORKER
 
         self.cpu = bool(current_platform.is_cpu())
-        options: dict[str, Any] = dict(CPU_DEFAULTS)
-        if not self.cpu:
-            compilation = CompilationConfig()
-            if cudagraph_mode is None:
-                compat.use_full_graphs(compilation)
-            else:
-                compilation.cudagraph_mode = CUDAGraphMode[cudagraph_mode]
-            options = {"max_num_batched_tokens": SERVER_TOKENS, "compilation_config": compilation}
+        options: dict[str, Any] = dict(CPU_DEFAULTS) if self.cpu else {"max_num_batched_tokens": SERVER_TOKENS}
         if max_batched_tokens is not None:
             options["max_num_batched_tokens"] = max_batched_tokens
+        if memory is not None:
+            options["gpu_memory_utilization"] = memory
+        if settings is not None:
+            if not self.cpu:
+                compilation = options["compilation_config"] = CompilationConfig()
+                if cudagraph_mode is None:
+                    compat.use_full_graphs(compilation)
+                else:
+                    compilation.cudagraph_mode = CUDAGraphMode[cudagraph_mode]
+            options |= {
+                "async_scheduling": False,
+                "scheduler_cls": scheduler_cls or SCHEDULER,
+                "worker_cls": WORKER,
+                "additional_config": settings.to_config(),
+            }
+        if depth:
+            speculative = {"method": "draft_model", "model": draft, "num_speculative_tokens": depth}
+            options["speculative_config"] = speculative
         self._engine = LLM(
             model=target,
             load_format=load_format,
             skip_tokenizer_init=True,
             enable_prefix_caching=False,
-            async_scheduling=False,
-            scheduler_cls=scheduler_cls or SCHEDULER,
-            worker_cls=WORKER,
-            additional_config=settings.to_config(),
-            speculative_config={"method": "draft_model", "model": draft, "num_speculative_tokens": MAX_DEPTH},
             **{**options, "max_num_seqs": max_batch, "dtype": dtype},
         ).llm_engine
         config = self.config = self._engine.vllm_config

@@ -31,7 +31,7 @@ from faser.bench.arguments import LOAD_FORMATS, MOST_BATCH, draft_of, refuse_pla
 from faser.controller import ControllerConfig
 from faser.costs import load_profile
 from faser.costs.fit import Errors, fit, held_out, save
-from faser.costs.plan import HOLD, TEMPERATURES, Visit, estimate_s, plan
+from faser.costs.plan import HOLD, TEMPERATURES, Visit, estimate_s, plan, prompts_of
 from faser.costs.steps import Steps, grid_points
 from faser.machine import gpus
 from faser.models import known_models, prepare
@@ -100,8 +100,8 @@ def run_visits(engine: OfflineEngine, visits: Sequence[Visit], tell: Callable[[V
             engine.add(_tokens(rng, visit.context), engine.longest - visit.context, temperature=temperature)
         steps = 0
         for _ in range(WAIT + 3 * visit.steps):
-            if visit.prompt and (visit.batch == 0 or steps):
-                engine.add(_tokens(rng, visit.prompt), 1)
+            for prompt in prompts_of(visit, engine.longest) if visit.batch == 0 or steps else ():
+                engine.add(_tokens(rng, prompt), 1)
             wrote = engine.step()
             steps += wrote > 0 and wrote >= visit.batch  # until all have begun, nothing counts
             if steps == visit.steps or (visit.batch and not engine.busy):

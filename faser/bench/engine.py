@@ -1,0 +1,149 @@
+"""`faser bench engine`: what a step takes in vLLM as it is, and in FASER at the same fixed length.
+
+    faser bench engine --target smollm2 --batches 1 8 --depths 0 4
+    faser bench engine --target llama2-13b --load-format dummy --batches 1 16 64 256 --depths 0 2 4 7 --out engine.csv
+
+Both engines run side by side on one device and are timed in turn, batch by batch, so a machine that drifts slows both.
+vLLM runs as its server would: asynchronous scheduling where it has that, its own CUDA graphs, and one engine for every
+depth, since its length is fixed; depth 0 is without a draft. What is timed is the time from one step's tokens to the
+next one's, of requests that decode and whose drafts are hardly ever right: random tokens go in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from faser.bench.arguments import LOAD_FORMATS, MOST_BATCH, between, draft_of, refuse_place
+from faser.controller import ControllerConfig
+from faser.core import MAX_DEPTH
+from faser.costs import known_profiles
+from faser.models import known_models, prepare
+from faser.serving.settings import Settings
+
+if TYPE_CHECKING:
+    from faser.serving.offline import OfflineEngine
+
+WARM, STEPS = 8, 24
+"""Steps of all requests before any counts, and that are timed each time."""
+WAIT = 4
+"""Steps for each request to begin in."""
+PATIENT = ControllerConfig(deadline_ms=1000.0)
+"""A step must have the length that is asked for, however busy the machine."""
+MEMORY = 0.4
+"""Of the device, for each of the two engines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """ms of a step of `batch` requests: medians. ratio: FASER's over vLLM's, median of the pairs'."""
+
+    batch: int
+    depth: int
+    vllm_ms: float
+    faser_ms: float
+    ratio: float
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status; 2 for a user's mistake."""
+    args = _parser().parse_args(argv)
+    try:
+        if args.out is not None:
+            refuse_place("--out", args.out)
+        pair = prepare(args.target, progress=True)
+        draft = draft_of(pair, args.draft)
+    except (ValueError, OSError) as error:
+        print(f"faser bench engine: {error}", file=sys.stderr)
+        return 2
+    try:
+        cells = list(_measure(str(pair.target), draft, args))
+    except ValueError as error:
+        print(f"faser bench engine: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("faser bench engine: stopped", file=sys.stderr)
+        return 130
+    if args.out is not None:
+        with args.out.open("w", encoding="utf-8", newline="") as file:
+            table = csv.DictWriter(file, [field.name for field in fields(Cell)])
+            table.writeheader()
+            table.writerows(asdict(cell) for cell in cells)
+    return 0
+
+
+def _measure(target: str, draft: str, args: argparse.Namespace) -> Iterator[Cell]:
+    """Every cell, printed as it is known."""
+    from faser.serving.offline import OfflineEngine
+
+    common = {"max_batch": max(args.batches), "load_format": args.load_format, "memory": MEMORY}
+    settings = Settings(policy="static:0", profile=known_profiles()[0], controller=PATIENT)  # any: lengths are fixed
+    print(f"{'batch':>5} {'depth':>5} {'vLLM, ms':>9} {'FASER, ms':>10} {'ratio':>6}")
+    with closing(OfflineEngine(target, draft, settings, **common)) as ours:
+        for depth in args.depths:
+            with closing(OfflineEngine(target, draft, None, depth=depth, **common)) as theirs:
+                ours.swap(f"static:{depth}")
+                for batch in args.batches:
+                    pairs = [
+                        [time_steps(engine, batch, args.context) for engine in (theirs, ours)]
+                        for _ in range(args.pairs)
+                    ]
+                    yield (cell := summarise(batch, depth, pairs))
+                    print(
+                        f"{cell.batch:5d} {cell.depth:5d} {cell.vllm_ms:9.2f} {cell.faser_ms:10.2f} {cell.ratio:6.3f}",
+                        flush=True,
+                    )
+
+
+def summarise(batch: int, depth: int, pairs: Sequence[Sequence[float]]) -> Cell:
+    """Of pairs of (vLLM's, FASER's) ms."""
+    theirs, ours = zip(*pairs, strict=True)
+    return Cell(batch, depth, median(theirs), median(ours), median(o / t for t, o in pairs))
+
+
+def time_steps(engine: OfflineEngine, batch: int, context: int) -> float:
+    """Median ms of a step of `batch` decoding requests of `context` prompt tokens. ValueError: they do not fit."""
+    rng = np.random.default_rng(0)
+    for _ in range(batch):
+        engine.add([int(token) for token in rng.integers(10, 1000, context)], engine.longest - context)
+    ends: list[float] = []  # of steps of all of them
+    for _ in range(WAIT * batch + WARM + STEPS):
+        if engine.step() == batch:
+            ends.append(time.perf_counter())
+        if len(ends) > WARM + STEPS:
+            break
+    else:
+        raise ValueError(f"{batch} requests of {context} prompt tokens do not fit into the KV cache at once")
+    engine.drop_all()
+    return 1e3 * float(np.median(np.diff(ends[WARM:])))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="faser bench engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--target", required=True, help=f"{', '.join(known_models())}, a model directory or an owner/model id"
+    )
+    parser.add_argument("--draft", help="the draft's directory; a named target has one")
+    parser.add_argument("--load-format", default="auto", choices=LOAD_FORMATS, help="'dummy': random weights")
+    parser.add_argument("--batches", nargs="+", type=between(1, MOST_BATCH), default=[1, 8, 32], help="%(default)s")
+    parser.add_argument("--depths", nargs="+", type=between(0, MAX_DEPTH), default=[0, 2, 4], help="%(default)s")
+    parser.add_argument("--context", type=between(1, 1024), default=64, help="prompt tokens (default: %(default)s)")
+    parser.add_argument("--pairs", type=between(1, 100), default=3, help="timings of each (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="a CSV file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
