@@ -24,16 +24,17 @@ from faser.core import Ints
 from faser.costs import Curve, StepCost
 from faser.tapes import Tape
 
-HIDDEN = Curve((1.0, 8.0, 32.0, 128.0), (0.58, 0.46, 0.35, 0.02))
+HIDDEN = Curve((1.0, 8.0, 32.0, 128.0, 256.0, 512.0), (0.58, 0.46, 0.35, 0.02, 0.0, 0.0))
 """By batch, the share of a draft step that takes no time beside verification."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """layer: of so many `layers` of the tape's target; rank: the largest that keeps what follows."""
+    """layer: of the target, one that the tape has ranks of; None: the middle one of these. rank: the largest that keeps
+    what follows.
+    """
 
-    layer: int = 24
-    layers: int = 30
+    layer: int | None = None
     rank: int = 254
 
 
@@ -41,13 +42,18 @@ class Pruner:
     """`Pruning` of what a tape has recorded, at a profile's times. ValueError: not enough is known for it."""
 
     def __init__(self, rule: Pruning, tape: Tape, cost: StepCost) -> None:
-        if rule.layer not in tape.layers:
-            known = ", ".join(map(str, tape.layers)) or "none"
-            raise ValueError(f"pruning after layer {rule.layer}; the tape has ranks of layers: {known}")
-        self._share = rule.layer / rule.layers
-        self._head = _head_share(cost)
+        if not tape.layers:
+            raise ValueError("pruning needs a tape with ranks of early layers; this one has none")
+        layer = tape.layers[len(tape.layers) // 2] if rule.layer is None else rule.layer
+        if layer not in tape.layers:
+            known = ", ".join(map(str, tape.layers))
+            raise ValueError(f"pruning after layer {layer}; the tape has ranks of layers: {known}")
+        layers, self._head = _target(cost)
+        if layer >= layers:
+            raise ValueError(f"pruning after layer {layer}; the target of profile {cost.name} has {layers}")
+        self._share = layer / layers
         self._cost = cost
-        looks_right = tape.rank[:, tape.layers.index(rule.layer)] <= rule.rank
+        looks_right = tape.rank[:, tape.layers.index(layer)] <= rule.rank
         self._looks_right = tape.runs(looks_right)
 
     def rows(self, at: Ints, lengths: Ints, right: Ints) -> Ints:
@@ -69,17 +75,22 @@ class Pruner:
         return ms
 
 
-def ahead_ms(cost: StepCost, *, steps: Ints, hit: NDArray[np.bool_], batch: Ints) -> NDArray[np.float64]:
-    """[E] what drafting `steps` [E] tokens beside verification adds to a step that drafts them after it; less than 0
-    where every request could use them (`hit`).
+def ahead_ms(
+    cost: StepCost, *, frontier: Ints, depth: Ints, hit: NDArray[np.bool_], batch: Ints
+) -> NDArray[np.float64]:
+    """[E] what drafting `frontier` [E] tokens beside verification adds to a step that drafts `depth` [E] after it.
+
+    The first of them is the target's own next token, which the step emits; the others, where every request could use
+    them (`hit`), need not be drafted any more.
     """
-    saved = HIDDEN(batch)
-    added: NDArray[np.float64] = steps * cost.draft(batch) * np.where(hit, -saved, 1.0 - saved)
+    beside = np.minimum(frontier, depth + 1)
+    saved = np.where(hit, np.maximum(beside - 1, 0), 0)
+    added: NDArray[np.float64] = (beside * (1.0 - HIDDEN(batch)) - saved) * cost.draft(batch)
     return added
 
 
-def _head_share(cost: StepCost) -> float:
-    """Weights of the target's output head over all that a step reads."""
+def _target(cost: StepCost) -> tuple[int, float]:
+    """The target's layers, and weights of its output head over all that a step reads."""
     try:
         of = {key: int(cost.measured["target"][key]) for key in WIDTHS}
     except (KeyError, TypeError, ValueError):
@@ -89,7 +100,7 @@ def _head_share(cost: StepCost) -> float:
     attention = 2 * (of["heads"] + of["kv_heads"]) * of["head_dim"]
     layers = of["layers"] * of["hidden"] * (attention + 3 * of["intermediate"])
     head = of["vocabulary"] * of["hidden"]
-    return head / (head + layers)
+    return of["layers"], head / (head + layers)
 
 
 WIDTHS = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary")

@@ -211,7 +211,7 @@ class Engines:
             ms = self._pruner.ms(rows=rows + prefill, left=left + prefill, drafted=verified, **asked)
         if frontier is not None and frontier.any():
             hit = np.bincount(owner, right <= lengths, e) + prefilling == 0
-            ms += ahead_ms(self.cost, steps=np.minimum(frontier, depth), hit=hit, batch=batch)
+            ms += ahead_ms(self.cost, frontier=frontier, depth=depth, hit=hit, batch=batch)
         ms[self.done] = 0.0
         emitted = np.minimum(emitted, self._left[slots])
         table.record(slots, lengths, accepted, owner)

@@ -126,7 +126,8 @@ class Episodes:
             raise DecisionError("shape", f"action has shape {actions.shape[1:]}; {(s + 2,)} expected")
         lengths = actions[engines.owner, engines.slots % s]
         chosen = checked(Decision(lengths, 0), len(lengths), self.capabilities)
-        depths = checked(Decision(actions[:, s], 0, int(actions[:, s + 1].max())), engines.count, self.capabilities)
+        for each in {int(actions[:, s + 1].min()), int(actions[:, s + 1].max())}:
+            depths = checked(Decision(actions[:, s], 0, each), engines.count, self.capabilities)
         frontier = np.minimum(actions[:, s + 1], self.capabilities.max_frontier)
         advance = engines.step(chosen.lengths, np.minimum(depths.lengths, self.capabilities.max_depth), frontier)
         self.ledger.add(advance)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from faser.envs.engines import Engines
 from faser.envs.live_engines import LiveEngines
 from faser.envs.speculation import SpeculationEnv
+from faser.models import known_models
 
 
 class LiveSpeculationEnv(SpeculationEnv):
@@ -58,6 +59,8 @@ class LiveSpeculationEnv(SpeculationEnv):
         greedy: bool = False,
         **arguments: Any,
     ) -> None:
+        if pair not in known_models():
+            raise ValueError(f"pair is {pair!r}; allowed with a live engine: {', '.join(known_models())}")
         super().__init__(pair=pair, slots=slots, requests=requests, **arguments)
         episodes = self.episodes
         if episodes.capabilities.pruning or episodes.capabilities.max_frontier:

@@ -99,7 +99,7 @@ class SpeculationEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     ## Arguments
     | name | default | meaning |
     |---|---|---|
-    | pair | "llama2-13b" | a name of `faser.models`: its cost profile and tape |
+    | pair | "llama2-13b" | a name of `faser.models`, or "PROFILE,TAPE": names or files |
     | slots | 64 | requests that run at once |
     | requests | 192 | requests of an episode |
     | load | (0.05, 1.2) | offered load over the capacity without speculation; a range: log-uniform |

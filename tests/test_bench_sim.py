@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from faser.bench.sim import Result, abilities, difference, losses, main, suite_table
 from faser.core import Capabilities
+from faser.costs.step_cost import PROFILES
 
 BASE = Result(
     pair="x", suite="steady", load=0.5, episode=0, policy="a", mean_s=1.0, p99_s=2.0, tokens_per_s=3.0, slo=1.0,
@@ -90,8 +92,23 @@ def test_what_cannot_be_run_is_said_in_a_line(wrong: list[str], says: str, capsy
 def test_a_name_says_what_the_engine_can_do() -> None:
     assert abilities("goodput") == ("goodput", Capabilities())
     assert abilities("static:2+pruning+frontier:4") == ("static:2", Capabilities(pruning=True, max_frontier=4))
-    for name in ("goodput+frontier:5", "a+b/ppo.pt"):  # part of a name, which `make_policy` refuses or not
-        assert abilities(name) == (name, Capabilities())
+    assert abilities("oracle+frontier:1+pruning") == ("oracle", Capabilities(pruning=True, max_frontier=1))
+    assert abilities("a+b/ppo.pt") == ("a+b/ppo.pt", Capabilities())
+    with pytest.raises(ValueError, match=r"policy 'goodput' has \+frontier:5; allowed: \+frontier:1 to 4"):
+        abilities("goodput+frontier:5")
+
+
+def test_pruning_without_what_it_takes_is_told_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = json.loads((PROFILES / "cpu-smollm2.json").read_text())
+    del profile["measured"]["target"]
+    (tmp_path / "bare.json").write_text(json.dumps(profile))
+    pair = f"{tmp_path / 'bare.json'},smollm2"
+    assert main(["--pair", pair, "--policies", "none", "static:2+pruning", "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("faser bench sim: profile cpu-smollm2 does not say its target's hidden")
+    assert (told.err.count("\n"), told.out) == (1, "")
 
 
 def test_policies_on_other_engines_are_no_rivals() -> None:

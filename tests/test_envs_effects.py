@@ -9,7 +9,7 @@ import pytest
 
 from faser.core import MAX_DEPTH, Capabilities, Decision, Observation
 from faser.costs import Curve, StepCost
-from faser.envs.effects import HIDDEN, Pruner, Pruning
+from faser.envs.effects import HIDDEN, Pruner, Pruning, ahead_ms
 from faser.envs.simulator import Simulator, replay
 from faser.envs.trace import Trace
 from faser.tapes import Tape
@@ -24,7 +24,7 @@ COST = StepCost(
     draft=Curve((1.0,), (2.0,)),
     measured={"target": WIDTHS},
 )
-RULE = Pruning(layer=1, layers=4, rank=9)
+RULE = Pruning(layer=1, rank=9)
 
 
 def tape_of(match: str, suspect: str) -> Tape:
@@ -56,8 +56,8 @@ def first_steps(
 
 
 def ms(rows: int, left: int, drafted: int, depth: int) -> float:
-    """A quarter of the layers for all rows, three for those that are left, the early look, and the drafts."""
-    return 0.25 * rows + 0.75 * left + 0.5 * drafted + 2.0 * depth
+    """One of ten layers for all rows, nine for those that are left, the early look, and the drafts."""
+    return 0.1 * rows + 0.9 * left + 0.5 * drafted + 2.0 * depth
 
 
 def test_what_follows_a_suspect_leaves_and_a_wrong_suspect_costs_no_token() -> None:
@@ -89,7 +89,15 @@ def test_a_frontier_hides_drafts_if_all_was_right_and_costs_otherwise() -> None:
     plain, ahead = (first_steps(tape, 3, pruning=None, frontier=w) for w in (0, 2))
     assert [tokens for tokens, _ in ahead] == [tokens for tokens, _ in plain]
     changes = [a - b for (_, a), (_, b) in zip(ahead, plain, strict=True)]
-    assert changes == pytest.approx([-hidden * 2 * 2.0, (1 - hidden) * 2 * 2.0])
+    beside = 2 * (1 - hidden) * 2.0  # two draft steps, as far as they take time beside verification
+    assert changes == pytest.approx([beside - 2.0, beside])  # the first of them is what the target emits itself
+
+
+def test_nothing_is_hidden_in_large_batches_and_nothing_costs_more_than_drafting_it() -> None:
+    batch = np.array([1, 134, 200, 256, 1000])
+    miss = ahead_ms(COST, frontier=np.full(5, 4), depth=np.full(5, 2), hit=np.zeros(5, np.bool_), batch=batch)
+    assert (miss <= 3 * 2.0).all()  # the bonus and two more: as many as the depth has use for
+    assert miss[-2:].tolist() == [6.0, 6.0]
 
 
 class Full:
@@ -100,7 +108,8 @@ class Full:
 
 
 def test_an_engine_does_only_what_it_can() -> None:
-    tape = replace(tape_of("0111111111", "0010000000"), layers=(Pruning().layer,))
+    tape = tape_of("0111111111", "0010000000")
+    tape = replace(tape, rank=np.where(tape.rank == 10, 255, 0).astype(np.uint8))
     trace = Trace(np.zeros(1), np.zeros(1, np.int64))
     able = (Capabilities(), Capabilities(pruning=True), Capabilities(max_frontier=4))
     none, pruning, frontier = (replay(lambda _: Full(), [trace], tape, COST, capabilities=c)[0] for c in able)
@@ -112,5 +121,7 @@ def test_what_is_not_known_is_refused() -> None:
     tape = tape_of("01", "00")
     with pytest.raises(ValueError, match=r"pruning after layer 3; the tape has ranks of layers: 1"):
         Pruner(replace(RULE, layer=3), tape, COST)
+    with pytest.raises(ValueError, match="after layer 1; the target of profile test has 1"):
+        Pruner(RULE, tape, replace(COST, measured={"target": {**WIDTHS, "layers": 1}}))
     with pytest.raises(ValueError, match="does not say its target's hidden"):
         Pruner(RULE, tape, replace(COST, measured={}))

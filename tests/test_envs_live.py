@@ -195,6 +195,8 @@ def test_a_reset_in_mid_episode_leaves_nothing_behind(env: LiveSpeculationEnv) -
 def test_what_cannot_be_served_is_refused() -> None:
     with pytest.raises(ValueError, match="acceptance is without tokens"):
         LiveSpeculationEnv(acceptance=0.6)
+    with pytest.raises(ValueError, match="pair is 'cpu-smollm2,smollm2'; allowed with a live engine: llama2-13b"):
+        LiveSpeculationEnv(pair="cpu-smollm2,smollm2")
     for able in (Capabilities(pruning=True), Capabilities(max_frontier=2)):
         with pytest.raises(ValueError, match="does neither yet"):
             LiveSpeculationEnv(acceptance=load_tape("smollm2"), capabilities=able)

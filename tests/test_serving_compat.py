@@ -1,16 +1,19 @@
 """Repairs of vLLM are needed, and work."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
+from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
 
 from faser.kernels.verify import verify
 from faser.serving import compat
+from faser.serving.inversion import recovered_tokens
 
 
 @pytest.fixture
@@ -75,10 +78,40 @@ def test_vllm_verifies_greedy_requests_as_we_do() -> None:
 
 
 def test_a_step_without_drafts_is_sampled_as_without_speculation() -> None:
-    given: list[object] = []
-    runner = SimpleNamespace(_sample=lambda _logits, metadata: given.append(metadata))
-    compat.sample_plainly_without_drafts(runner)
     some, none = (SimpleNamespace(draft_token_ids=torch.zeros(n, dtype=torch.int32)) for n in (2, 0))
-    for metadata in (some, none, None):
-        runner._sample(torch.zeros(1, 3), metadata)
-    assert given == [some, None, None]
+    budgets = (
+        None,
+        SimpleNamespace(has_tracked_requests=lambda: False),
+        SimpleNamespace(has_tracked_requests=lambda: True),
+    )
+    for holder, expected in zip(budgets, (None, None, none), strict=True):
+        given: list[object] = []
+        runner = SimpleNamespace(
+            input_batch=SimpleNamespace(thinking_budget_state_holder=holder),
+            _sample=lambda _logits, metadata, given=given: given.append(metadata),
+        )
+        compat.sample_plainly_without_drafts(runner)
+        for metadata in (some, none, None):
+            runner._sample(torch.zeros(1, 3), metadata)
+        assert given == [some, expected, None]
+
+
+@pytest.mark.usefixtures("cpu_kernels")
+def test_rejected_tokens_are_replaced_by_inversion(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def counted(probabilities: torch.Tensor, drafts: torch.Tensor, *rest: Any) -> torch.Tensor:
+        asked.append(len(drafts))
+        return recovered_tokens(probabilities, drafts, *rest)
+
+    monkeypatch.setattr(compat, "recovered_tokens", counted)
+    monkeypatch.setattr(rejection_sampler, "sample_recovered_tokens", rejection_sampler.sample_recovered_tokens)
+    compat.recover_by_inversion()
+    torch.manual_seed(0)
+    count, heat = 4000, torch.tensor([1.0])
+    logits = torch.tensor([[0.5, 0.3, 0.2, 1e-9]]).log().repeat(2 * count, 1)
+    drafts = torch.full((count,), 3, dtype=torch.int32)  # never right
+    whole, _ = compat.verifiers(logits, drafts, [1] * count, heat.expand(count).contiguous())
+    first = whole()[:, 0]
+    assert torch.allclose(first.bincount(minlength=4) / count, torch.tensor([0.5, 0.3, 0.2, 0.0]), atol=0.04)  # 5 sigma
+    assert asked == [count]

@@ -197,7 +197,7 @@ def test_training_takes_a_profile_and_a_tape_of_ones_own(
     monkeypatch.setitem(presets.PRESETS, pair, SMALL)
     monkeypatch.chdir(tmp_path)
     assert ppo.main(["--model", pair, "--timesteps", "200"]) == 0
-    assert policy_file.load(tmp_path / "runs" / "own.v1-0" / "ppo.pt").training["models"] == [pair]
+    assert policy_file.load(tmp_path / "runs" / "own+smollm2-0" / "ppo.pt").training["models"] == [pair]
 
 
 def test_nothing_to_resume_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

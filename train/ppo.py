@@ -58,9 +58,9 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(THREADS)
     try:
         run, state = _resumed(args) if args.resume else (_new(args), {})
-        _check_writable(run.out)
         for name in run.models:
             world(name)  # fail now if a profile or a tape is missing
+        _check_writable(run.out)
         env = make_worlds(run.models, run.settings.envs)
         model = resume.load_model(run.directory / "resume", env, state) if state else build(run, env)
     except (resume.ResumeError, ValueError, OSError) as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from faser.costs import load_profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +38,15 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(model: str) -> Preset:
-    """That of a model, or the default one."""
-    return PRESETS.get(model, Preset())
+    """That of a model; of a PROFILE,TAPE the default one, with no more slots than the profile was measured with.
+
+    ValueError: no such profile.
+    """
+    if model in PRESETS:
+        return PRESETS[model]
+    cost, own = load_profile(model.partition(",")[0]), Preset()
+    measured = int(max(cost.draft.x[-1], cost.request.x[-1]))  # 1: the profile does not say
+    return replace(own, slots=min(measured, own.slots)) if measured > 1 else own
 
 
 @dataclass(frozen=True, kw_only=True)

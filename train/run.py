@@ -6,6 +6,7 @@ leaves for itself (`faser.train.resume`) are apart: DIR/ppo.pt and DIR/resume/.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -53,7 +54,7 @@ class Run:
     def command(self) -> str:
         """The command that repeats this run."""
         s = self.settings
-        models = " ".join(self.models)
+        models = shlex.join(self.models)
         return f"python train/ppo.py --model {models} --timesteps {s.timesteps} --seed {self.seed} --envs {s.envs}"
 
     def plain(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from faser.bench.sim_plot import plot_loads
 from faser.checkpoints import SHIPPED_POLICY
 from faser.core import MAX_FRONTIER, Capabilities, Decision, Observation, Policy
 from faser.costs import StepCost
+from faser.envs.effects import Pruner, Pruning
 from faser.envs.periods import Period, period
 from faser.envs.simulator import capacity, replay
 from faser.models import known_models, measured, short_name
@@ -37,7 +38,7 @@ from faser.policies.oracle import OraclePolicy
 from faser.train.presets import Preset, preset
 
 ORACLE = "oracle"
-ABILITIES = re.compile(rf"(.*?)(\+pruning)?(?:\+frontier:([1-{MAX_FRONTIER}]))?", re.DOTALL)
+ABILITY = re.compile(r"\+(?:pruning|frontier:(\d+))$")
 POLICIES = ("none", "static:1", "static:2", "static:3", "static:4", "schedule", "ema", "bandit", "gp_lcb", "goodput")
 SUITES = ("steady", "bursty", "spikes", "diurnal", "swing", "mixed", "drift")
 RESAMPLES = 2000
@@ -64,17 +65,30 @@ def main(argv: list[str] | None = None) -> int:
     """Returns the exit status; 2 for a user's mistake."""
     args = _parser().parse_args(argv)
     try:
+        return _run(args)
+    except KeyboardInterrupt:
+        print("faser bench sim: stopped", file=sys.stderr)
+        return 130
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
         check_matplotlib()
         cost, tape = measured(args.pair)
         for name in args.policies:
-            if (policy := abilities(name)[0]) != ORACLE:
+            policy, engine = abilities(name)
+            if policy != ORACLE:
                 make_policy(policy, cost)
+            if engine.pruning:
+                Pruner(Pruning(), tape, cost)
         test = period("test", tape)
         unknown = [suite for suite in args.suites if suite not in test.arrivals]
         if unknown:
             raise ValueError(f"--suites is {unknown[0]!r}; allowed: {', '.join(test.arrivals)}")
         args.out.mkdir(parents=True, exist_ok=True)
-        args.policies = list(dict.fromkeys(args.policies))
+        args.policies, args.suites, args.loads = (
+            list(dict.fromkeys(given)) for given in (args.policies, args.suites, args.loads)
+        )
     except (PlotError, PolicyError, ValueError, OSError) as error:
         print(f"faser bench sim: {error}", file=sys.stderr)
         return 2
@@ -125,10 +139,16 @@ def run_cell(
 
 
 def abilities(name: str) -> tuple[str, Capabilities]:
-    """A policy's own name, and what the engine can do that runs it."""
-    found = ABILITIES.fullmatch(name)
-    assert found is not None  # any name is one
-    return found[1], Capabilities(pruning=bool(found[2]), max_frontier=int(found[3] or 0))
+    """A policy's own name, and what the engine can do that runs it. ValueError: there is no such frontier."""
+    pruning, frontier = False, 0
+    while found := ABILITY.search(name):
+        name, tokens = name[: found.start()], found[1]
+        pruning |= tokens is None
+        if tokens is not None:
+            frontier = int(tokens)
+            if not 1 <= frontier <= MAX_FRONTIER:
+                raise ValueError(f"policy {name!r} has +frontier:{tokens}; allowed: +frontier:1 to {MAX_FRONTIER}")
+    return name, Capabilities(pruning=pruning, max_frontier=frontier)
 
 
 class Ahead:
@@ -177,19 +197,20 @@ def suite_table(results: Sequence[Result], suite: str, policies: Sequence[str]) 
         off, low, high = difference(grid(results, suite, first), grid(results, suite, name))
         against = "" if name == first else f"{off:+.1%} ({low:+.1%} to {high:+.1%})"
         lines.append(f"| {name} | {ratio:.3f} | {p99:.2f} | {tokens:.0f} | {slo:.1%} | {against} |")
-    if ORACLE in policies and first != ORACLE:
-        lines.append(_gap(results, suite, policies))
+    ceilings = [name for name in policies[1:] if abilities(name) == (ORACLE, abilities(first)[1])]
+    if ceilings:
+        lines.append(_gap(results, suite, policies, ceilings[0]))
     return "\n".join(lines)
 
 
-def _gap(results: Sequence[Result], suite: str, policies: Sequence[str]) -> str:
-    """How much of the way from the best rival to the oracle the first policy goes."""
+def _gap(results: Sequence[Result], suite: str, policies: Sequence[str], ceiling: str) -> str:
+    """How much of the way from the best rival to the oracle, called `ceiling`, the first policy goes."""
     rivals = [name for name in policies if _rivals(policies[0], name)]
     if not rivals:
         return ""
     means = {name: float(np.log(grid(results, suite, name, "ratio_to_none").mean(axis=1)).mean()) for name in policies}
     best = min(rivals, key=means.__getitem__)
-    way = (means[best] - means[policies[0]]) / max(means[best] - means[ORACLE], 1e-9)
+    way = (means[best] - means[policies[0]]) / max(means[best] - means[ceiling], 1e-9)
     return f"\nBest rival: {best}; of the way from it to the oracle, {policies[0]} goes {way:.0%}."
 
 
@@ -230,7 +251,8 @@ def _parser() -> argparse.ArgumentParser:
         "--policies",
         nargs="+",
         default=[str(SHIPPED_POLICY), *POLICIES, ORACLE],
-        help="the first one is held against the others (default: the shipped one and every rival)",
+        help="the first one is held against the others (default: the shipped one and every rival); NAME+pruning and "
+        f"NAME+frontier:1 to {MAX_FRONTIER}: on an engine that can do that",
     )
     parser.add_argument("--suites", nargs="+", default=list(SUITES), help="of the test period (default: all)")
     parser.add_argument(

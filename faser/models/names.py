@@ -103,7 +103,9 @@ def measured(name: str) -> tuple[StepCost, Tape]:
 
 def short_name(pair: str) -> str:
     """What a file about `pair`, as `measured` takes it, may be called."""
-    return pair if pair in known_models() else Path(pair.partition(",")[0]).stem
+    if pair in known_models():
+        return pair
+    return "+".join(Path(part).name.partition(".")[0] for part in pair.split(",", 1))
 
 
 def prepare(

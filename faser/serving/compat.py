@@ -91,12 +91,17 @@ def sample_plainly_without_drafts(runner: Any) -> None:
     """Where a step verifies nothing, sample as without speculation.
 
     vLLM verifies none as it verifies some, with copies of all logits and noise for tokens that nothing rejected: a busy
-    server that has stopped speculating pays for it at every step.
+    server that has stopped speculating pays for it at every step. Not so if any request has a thinking budget: vLLM
+    counts rows for those as a server that drafts has them.
     """
     own = runner._sample
 
     def sample(logits: torch.Tensor | None, metadata: SpecDecodeMetadata | None) -> Any:
-        return own(logits, None if metadata is not None and not len(metadata.draft_token_ids) else metadata)
+        if metadata is not None and not len(metadata.draft_token_ids):
+            budgets = runner.input_batch.thinking_budget_state_holder
+            if budgets is None or not budgets.has_tracked_requests():
+                metadata = None
+        return own(logits, metadata)
 
     runner._sample = sample
 

@@ -20,7 +20,7 @@ def draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     `uniform` [N] float64, from [0, 1), of its total. A row of zeros or NaN gives some token.
     """
     rows, vocabulary = weights.shape
-    blocks = pad(weights, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
+    blocks = pad(weights, (0, -vocabulary % BLOCK)).view(rows, -(-vocabulary // BLOCK), BLOCK)
     sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     at = uniform[:, None] * sums[:, -1:]
     block = _first_over(sums, at)
