@@ -26,6 +26,8 @@ from faser.tapes import Tape
 
 HIDDEN = Curve((1.0, 8.0, 32.0, 128.0, 256.0, 512.0), (0.58, 0.46, 0.35, 0.02, 0.0, 0.0))
 """By batch, the share of a draft step that takes no time beside verification."""
+WIDTHS = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary")
+"""Of a target, as a profile has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,3 @@ def _target(cost: StepCost) -> tuple[int, float]:
     layers = of["layers"] * of["hidden"] * (attention + 3 * of["intermediate"])
     head = of["vocabulary"] * of["hidden"]
     return of["layers"], head / (head + layers)
-
-
-WIDTHS = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary")
