@@ -59,7 +59,7 @@ class _Replay:
         self.slots, self.budget, self.blocks = slots, max_batched_tokens, kv_tokens // BLOCK
         self.verify: list[float] = cost.verify(np.arange(max_batched_tokens + 1)).tolist()
         self.request: list[float] = cost.request(np.arange(2 * slots + 1)).tolist()
-        self.context_ms, self.host_ms = cost.context_ms, cost.host_ms
+        self.context_ms, self.logits_ms, self.host_ms = cost.context_ms, cost.logits_ms, cost.host_ms
         self.now, self.system_s, self.busy_ms = self.arrival[0], 0.0, 0.0
         self.finished: Doubles = np.full(len(trace), np.nan)
         self.full = False  # whether the KV cache might have run out
@@ -108,6 +108,7 @@ class _Replay:
             if self.chunk is None:
                 ready.append(request)
         ms = self.verify[decoding + room - left] + self.request[decoding + requests] + self.context_ms * self.context
+        ms += self.logits_ms * decoding
         self.steps += 1
         self.context += decoding
         self._pass(max(ms, self.host_ms))
@@ -120,7 +121,7 @@ class _Replay:
         """As many steps as change nothing but the context."""
         n = len(self.ends)
         steps = self.ends[0][0] - self.steps
-        first = self.verify[n] + self.request[n] + self.context_ms * self.context
+        first = self.verify[n] + self.request[n] + self.logits_ms * n + self.context_ms * self.context
         more = self.context_ms * n
 
         def ms(count: int) -> float:

@@ -31,7 +31,7 @@ import numpy as np
 
 from faser.envs.arrivals import Arrivals, Bursty, Diurnal, Mixed, Poisson, Ramp, Spikes, Swing, check
 from faser.envs.trace import Drift, Mix, Trace, sample_trace
-from faser.tapes import Tape
+from faser.tapes import Tape, TapeError
 
 SEEDS = 1_000_000
 """Of each period."""
@@ -93,9 +93,15 @@ def period(name: str, tape: Tape) -> Period:
     if name == "test":
         arrivals["drift"] = Poisson()
         mix["drift"] = Drift(start=_leaning(tape, _DRIFT), end=_leaning(tape, 1 / _DRIFT))
-    part = tape.split("train" if name == "train" else "eval")
-    if name != "train":
-        part = part.split("train" if name == "validation" else "eval")
+    try:
+        part = tape.split("train" if name == "train" else "eval")
+        if name != "train":
+            part = part.split("train" if name == "validation" else "eval")
+    except TapeError:
+        raise TapeError(
+            f"the tape has {len(tape)} requests, none of them for {name}; "
+            "allowed: 4 or more of a domain and temperature"
+        ) from None
     return Period(name=name, tape=part, arrivals=arrivals, mix=mix, first_seed=SEEDS * PERIODS.index(name))
 
 

@@ -116,6 +116,15 @@ def test_what_rows_attend_to_comes_back() -> None:
     assert fitted(steps_of(TRUE)).attend_ms < 0.01 * true.attend_ms
 
 
+def test_what_an_output_head_costs_comes_back_from_steps_with_and_without_prompts() -> None:
+    true = replace(TRUE, logits_ms=0.05)
+    steps = steps_of(true)
+    rng = np.random.default_rng(3)
+    prompts = rng.integers(0, 400, len(steps)) * (rng.random(len(steps)) < 0.3)
+    mixed = replace(steps, rows=steps.rows + prompts, prefill=prompts.astype(np.float64))
+    assert fitted(with_ms(mixed, predict(true, mixed))).logits_ms == pytest.approx(true.logits_ms, rel=0.05)
+
+
 def test_the_hosts_share_comes_back() -> None:
     cost = fitted(disturbed(steps_of(HOSTED), noise=0.05, slow=0.05))
     assert cost.host_ms == pytest.approx(HOSTED.host_ms, rel=0.05)

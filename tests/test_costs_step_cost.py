@@ -73,9 +73,12 @@ def test_break_even_of_a_linear_cost_is_the_known_one() -> None:
     assert step == pytest.approx(draft / now)
 
 
-def test_where_rows_attend_each_reads_its_requests_context_and_prompts_do_not() -> None:
+def test_where_rows_attend_each_reads_its_requests_context_and_prompts_have_neither_that_nor_logits() -> None:
     cost = replace(linear(6.0, 0.05, 0.4, 0.002), attend_ms=0.001)
     batch, prefill, context = 10, 30, 500
+    headed = replace(cost, logits_ms=0.2)
+    for asked in ({"rows": 30}, {"rows": 60, "prefill": 30}):
+        assert headed.step_ms(**asked, batch=10) == pytest.approx(cost.step_ms(**asked, batch=10) + 30 * 0.2)
     assert cost.step_ms(rows=30, batch=10, context=500) == pytest.approx(6.0 + 30 * 0.05 + 500 * (0.002 + 2 * 0.001))
     mixed = cost.ms(rows=batch + prefill, batch=batch, context=context, prefill=prefill)
     assert mixed == pytest.approx(6.0 + 40 * 0.05 + 500 * 0.002)

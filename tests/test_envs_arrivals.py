@@ -319,5 +319,5 @@ def test_a_wrong_period_suite_or_episode_is_named() -> None:
         period("train", tape).trace("swing", 0, 5, 1.0)
     with pytest.raises(ValueError, match="episode is 1000000; allowed: 0 to 999999"):
         period("train", tape).trace("steady", 1_000_000, 5, 1.0)
-    with pytest.raises(TapeError, match="part 'eval' of this tape of 1 requests is empty"):
+    with pytest.raises(TapeError, match="the tape has 2 requests, none of them for test; allowed: 4 or more"):
         period("test", recorded("chat", each=2))

@@ -54,7 +54,8 @@ class StepCost:
 
     verify: ms by rows; request: ms more by batch; sync: ms by rows where anything is drafted; draft: ms of one draft
     step by batch; context_ms: ms per token of context; attend_ms: per such token more for each drafted token that its
-    request verifies, where attention takes time by the row (on a CPU).
+    request verifies, where attention takes time by the row (on a CPU); logits_ms: ms more of a row that has logits, as
+    all have but those of prompts.
     host_ms, launch_ms: ms that the host takes for a step, and for each draft step more; the device works meanwhile.
     measured: how it was measured, see MEASURED; not compared.
     """
@@ -68,6 +69,7 @@ class StepCost:
     draft: Curve = NOTHING
     context_ms: float = 0.0
     attend_ms: float = 0.0
+    logits_ms: float = 0.0
     host_ms: float = 0.0
     launch_ms: float = 0.0
     measured: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -85,9 +87,10 @@ class StepCost:
         each of `batch`; any shapes that broadcast.
         """
         device = self.verify(rows) + self.request(batch) + self.context_ms * np.asarray(context)
-        if self.attend_ms:
-            drafted = (np.asarray(rows) - np.asarray(prefill)) / np.maximum(batch, 1) - 1.0  # of a request, on average
-            device = device + self.attend_ms * np.maximum(drafted, 0.0) * np.asarray(context)
+        if self.attend_ms or self.logits_ms:
+            own = np.asarray(rows) - np.asarray(prefill)
+            drafted = np.maximum(own / np.maximum(batch, 1) - 1.0, 0.0)  # of a request, on average
+            device = device + self.logits_ms * own + self.attend_ms * drafted * np.asarray(context)
         depth = np.asarray(depth, np.float64)
         if depth.any():
             device = device + (depth > 0) * self.sync(rows) + depth * self.draft(batch)
@@ -143,7 +146,7 @@ def load_profile(name: str | Path) -> StepCost:
 
 _TEXTS = ("name", "device", "source")
 CURVES = ("verify", "request", "sync", "draft")
-NUMBERS = ("context_ms", "attend_ms", "host_ms", "launch_ms")
+NUMBERS = ("context_ms", "attend_ms", "logits_ms", "host_ms", "launch_ms")
 MEASURED = ("date", "command", "driver", "versions", "clocks", "cuda_graphs", "target", "draft", "held_out", "points")
 """Entries of `StepCost.measured`, any of which may be missing.
 
