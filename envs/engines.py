@@ -196,10 +196,8 @@ class Engines:
         batch = self.running + prefilling  # an engine drafts for every request in the step
         at = self._base[slots] + table.generated[slots]
         right = tape.run_lengths[at]
-        accepted, asked = (
-            np.minimum(right, lengths),
-            {"batch": batch, "depth": depth, "context": context, "prefill": prefill},
-        )
+        accepted = np.minimum(right, lengths)
+        asked = {"batch": batch, "depth": depth, "context": context, "prefill": prefill}
         if self._pruner is None:
             emitted = accepted + 1
             ms = self.cost.ms(rows=rows + prefill, **asked)

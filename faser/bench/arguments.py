@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,15 @@ def between(least: int, most: int) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def stoppable(name: str, run: Callable[[], int]) -> int:
+    """The exit status of `run`; after Ctrl-C 130, and a line of the program `name`."""
+    try:
+        return run()
+    except KeyboardInterrupt:
+        print(f"{name}: stopped", file=sys.stderr)
+        return 130
 
 
 def refuse_place(flag: str, path: Path) -> None:

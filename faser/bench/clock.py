@@ -22,7 +22,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from faser.bench.arguments import LOAD_FORMATS, MOST_BATCH, MOST_SEED, between, draft_of, positive, refuse_place
+from faser.bench.arguments import (
+    LOAD_FORMATS,
+    MOST_BATCH,
+    MOST_SEED,
+    between,
+    draft_of,
+    positive,
+    refuse_place,
+    stoppable,
+)
 from faser.costs import StepCost, load_profile
 from faser.costs.fit import errors, predict
 from faser.costs.plan import TEMPERATURES
@@ -63,11 +72,7 @@ class Arrival:
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status; 2 for a user's mistake."""
     args = _parser().parse_args(argv)
-    try:
-        return _run(args)
-    except KeyboardInterrupt:
-        print("clock: stopped", file=sys.stderr)
-        return 130
+    return stoppable("clock", lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> int:

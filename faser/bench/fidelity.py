@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from faser.acceptance import shipped_for
-from faser.bench.arguments import MOST_BATCH, between, positive
+from faser.bench.arguments import MOST_BATCH, between, positive, stoppable
 from faser.costs import StepCost, load_profile
 from faser.costs.fit import predict
 from faser.costs.steps import Steps
@@ -56,11 +56,7 @@ class Outcome:
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status; 2 for a user's mistake."""
     args = _parser().parse_args(argv)
-    try:
-        return _run(args)
-    except KeyboardInterrupt:
-        print("fidelity: stopped", file=sys.stderr)
-        return 130
+    return stoppable("fidelity", lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.bench.arguments import positive
+from faser.bench.arguments import positive, stoppable
 from faser.bench.plot import PlotError, check_matplotlib
 from faser.bench.sim_plot import plot_loads
 from faser.checkpoints import SHIPPED_POLICY
@@ -64,11 +64,7 @@ class Result:
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status; 2 for a user's mistake."""
     args = _parser().parse_args(argv)
-    try:
-        return _run(args)
-    except KeyboardInterrupt:
-        print("faser bench sim: stopped", file=sys.stderr)
-        return 130
+    return stoppable("faser bench sim", lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.core import MAX_DEPTH
-from faser.costs.step_cost import CURVES, NUMBERS, Curve, StepCost
+from faser.costs.step_cost import CURVES, NUMBERS, Curve, StepCost, drafted_each
 from faser.costs.steps import Array, Steps
 from faser.tapes.mapped import write_whole
 
@@ -173,8 +173,7 @@ class _Problem:
         syncing = (steps.depth > 0)[:, None] * _hats(steps.rows, synced)
         requests = _hats(steps.batch, batch)
         own = steps.rows - steps.prefill
-        drafted = np.maximum(own / np.maximum(steps.batch, 1) - 1.0, 0.0)
-        context = np.stack([steps.context, drafted * steps.context], axis=1) / 1000.0
+        context = np.stack([steps.context, drafted_each(own, steps.batch) * steps.context], axis=1) / 1000.0
         head = own[:, None] * bool(steps.prefill.any())  # without prompts it is verify's
         device = np.hstack([_hats(steps.rows, rows), drafting, syncing, requests, context, head, none])
         host = np.zeros_like(device)

@@ -48,6 +48,12 @@ class Curve:
 NOTHING = Curve((1.0,), (0.0,))
 
 
+def drafted_each(rows: ArrayLike, batch: ArrayLike) -> NDArray[np.float64]:
+    """Drafted tokens that a request of `batch` verifies, on average, in steps of `rows` without those of prompts."""
+    drafted: NDArray[np.float64] = np.maximum(np.asarray(rows) / np.maximum(batch, 1) - 1.0, 0.0)
+    return drafted
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
     """Step time of one (device, target, draft).
@@ -89,8 +95,7 @@ class StepCost:
         device = self.verify(rows) + self.request(batch) + self.context_ms * np.asarray(context)
         if self.attend_ms or self.logits_ms:
             own = np.asarray(rows) - np.asarray(prefill)
-            drafted = np.maximum(own / np.maximum(batch, 1) - 1.0, 0.0)  # of a request, on average
-            device = device + self.logits_ms * own + self.attend_ms * drafted * np.asarray(context)
+            device = device + self.logits_ms * own + self.attend_ms * drafted_each(own, batch) * np.asarray(context)
         depth = np.asarray(depth, np.float64)
         if depth.any():
             device = device + (depth > 0) * self.sync(rows) + depth * self.draft(batch)
