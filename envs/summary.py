@@ -24,7 +24,7 @@ class Summary:
     mean_length: drafted tokens verified, and mean_accepted: accepted, per request and step; steps that verify none
         count. A request-step emits mean_accepted + 1 tokens.
     mean_depth: tokens drafted at the end of a step, per step.
-    finished, steps: counts. busy_s: seconds in which the engine worked.
+    finished, steps: counts; visits: of requests that decoded, in all steps. busy_s: seconds in which the engine worked.
     """
 
     mean_time_in_system_s: float
@@ -37,6 +37,7 @@ class Summary:
     mean_accepted: float
     finished: int
     steps: int
+    visits: int
     busy_s: float
 
 
@@ -94,5 +95,6 @@ class Ledger:
             mean_accepted=of["accepted"] / visits,
             finished=len(done),
             steps=int(of["steps"]),
+            visits=int(of["visits"]),
             busy_s=of["busy_s"],
         )

@@ -4,10 +4,11 @@
     python -m faser.bench.fidelity --pair llama2-13b --profile FILE --load 0.8 --requests 96
 
 The engine that `faser serve` runs serves them in real time, and `faser.envs.simulator` on the pair's profile and tape.
-Compared are the mean time in system, output tokens over the seconds in which the engine worked, and steps. `profile` is
-what the profile expects of the engine's own steps, over what they took: its share of a difference, and a machine's that
-is slower than when it was measured. `rest` is the mean time in system again, simulated on a profile that is right in
-that total: what is left is the simulator's.
+All are greedy, since only their text can be asked for again: a sampled one would be another, and go on past its end.
+Compared are the mean time in system, output tokens over the seconds in which the engine worked, and tokens emitted per
+request and step, in which the texts differ if they do. `profile` is what the profile expects of the engine's own steps,
+over what they took: its share of a difference, and a machine's that is slower than when it was measured. `rest` is the
+mean time in system again, simulated on a profile that is right in that total: what is left is the simulator's.
 """
 
 from __future__ import annotations
@@ -42,15 +43,18 @@ POLICIES, SUITES = ("none", "static:3", "goodput"), ("steady", "bursty")
 WARM = 8
 """Requests that are served before anything counts."""
 LONGEST_PAUSE_S = 0.05
+HEADER = "suite    episode  policy      mean s  simulated  ratio  tokens/s  simulated  ratio  emitted  profile  rest"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """mean_s: time in system. tokens_per_s: over the seconds in which the engine worked. steps: of the engine."""
+    """mean_s: time in system. tokens_per_s: over the seconds in which the engine worked. visits: requests that decoded,
+    in all steps.
+    """
 
     mean_s: float
     tokens_per_s: float
-    steps: int
+    visits: int
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,7 +70,7 @@ def _run(args: argparse.Namespace) -> int:
             cost = load_profile(args.profile)
         for name in args.policies:
             make_policy(name, cost)
-        test = period("test", tape)
+        test = period("test", tape.take(np.flatnonzero(tape.temperature == 0)))
         rate = args.load * capacity(test.tape, cost, args.slots)
         traces = {(s, e): test.trace(s, e, args.requests, rate) for s in args.suites for e in range(args.episodes)}
         pair = prepare(args.pair, progress=True)
@@ -86,9 +90,7 @@ def _run(args: argparse.Namespace) -> int:
         engine = OfflineEngine(str(pair.target), str(pair.draft), settings, max_batch=args.slots)
         room = {"slots": args.slots, "max_batched_tokens": engine.budget, "kv_tokens": engine.kv_tokens}
         print(f"pair {args.pair}, profile {cost.name}; {args.requests} requests at load {args.load:g}, {rate:.2f}/s")
-        print(
-            "suite    episode  policy      mean s   simulated  ratio  tokens/s  simulated  ratio  steps  profile  rest"
-        )
+        print(HEADER)
         ratios = []
         try:
             serve(engine, test.tape, Trace(np.zeros(WARM), np.arange(WARM)), log)
@@ -111,9 +113,9 @@ def _run(args: argparse.Namespace) -> int:
 def line(live: Outcome, simulated: Outcome) -> str:
     """The middle of a row of the table; ratios are simulated over live."""
     return (
-        f"{live.mean_s:7.2f} {simulated.mean_s:11.2f} {simulated.mean_s / live.mean_s:6.3f} "
+        f"{live.mean_s:7.2f} {simulated.mean_s:10.2f} {simulated.mean_s / live.mean_s:6.3f} "
         f"{live.tokens_per_s:9.1f} {simulated.tokens_per_s:10.1f} {simulated.tokens_per_s / live.tokens_per_s:6.3f} "
-        f"{simulated.steps / live.steps:6.3f}"
+        f"{live.visits / simulated.visits:8.3f}"
     )
 
 
@@ -142,13 +144,13 @@ def serve(
     tokens = int(tape.output_tokens[trace.row].sum())
     steps = Steps.read(log, since=since, at_least=0)
     clock = float(predict(cost, steps).sum() / steps.ms.sum()) if cost is not None else np.nan
-    return Outcome(float((ended - trace.arrival).mean()), tokens / busy, len(steps)), clock
+    return Outcome(float((ended - trace.arrival).mean()), tokens / busy, int(steps.batch.sum())), clock
 
 
 def simulate(policy: str, tape: Tape, trace: Trace, cost: StepCost, room: dict[str, Any]) -> Outcome:
     """The same in the simulator. room: slots, rows of a step and KV cache, as the engine has them."""
     found = replay(lambda _: make_policy(policy, cost), [trace], tape, cost, **room)[0]
-    return Outcome(found.mean_time_in_system_s, found.tokens_per_s, found.steps)
+    return Outcome(found.mean_time_in_system_s, found.tokens_per_s, found.visits)
 
 
 def _send(engine: OfflineEngine, tape: Tape, trace: Trace, i: int, arrival: float) -> None:
