@@ -71,6 +71,11 @@ class Controller:
         self._quiet_until = 0.0
         self._worker = _Worker(policy)
 
+    @property
+    def blind(self) -> bool:
+        """Whether decisions are made without confidences: see `faser.core.Policy`."""
+        return self.benched or getattr(self.policy, "blind", False)
+
     def decide(self, observation: Observation, _requests: Sequence[str] = ()) -> Decision:
         """A decision within the engine's capabilities, within `deadline_ms` and a thread switch; never raises."""
         if self.benched:

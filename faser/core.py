@@ -158,7 +158,11 @@ class StepOutcome:
 
 
 class Policy(Protocol):
-    """The one method that an engine asks of a policy. It may keep state, but not the arrays that it is given."""
+    """The one method that an engine asks of a policy. It may keep state, but not the arrays that it is given.
+
+    With a class attribute `blind = True` it says that it looks at no confidence or survival, so nobody need wait for
+    those of the newest drafts.
+    """
 
     def decide(self, observation: Observation) -> Decision: ...
 

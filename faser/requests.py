@@ -41,6 +41,7 @@ class RequestTable:
     acceptance_fast, acceptance_slow, last_accepted: [S] see `record`.
     gain: [S, 2, K] averages, over its drafts, of the survival of the tokens worth verifying, and of how many are.
     context: [S] tokens in the KV cache; generated, max_tokens: [S] output tokens so far, and at most.
+    unseen: [S] bool, whether the confidences are not those of the drafts that are there: see `observe`.
     arrival: [S] seconds, on the caller's clock. excluded: [S] bool, sampled under a grammar, penalties or the like:
     kept out of `acceptance`, the estimate that all share.
     """
@@ -64,6 +65,7 @@ class RequestTable:
         self.gain = np.zeros((slots, 2, MAX_DEPTH), np.float32)
         self.stepped = np.zeros(slots, np.bool_)  # since it was observed last: looking twice changes nothing
         self.drafted = np.zeros(slots, np.int64)
+        self.unseen = np.zeros(slots, np.bool_)
         self.acceptance_fast = np.zeros(slots, np.float32)
         self.acceptance_slow = np.zeros(slots, np.float32)
         self.last_accepted = np.zeros(slots, np.float32)
@@ -91,6 +93,7 @@ class RequestTable:
         """
         self.confidence[slot] = 0.0
         self.drafted[slot] = 0
+        self.unseen[slot] = False
         self.acceptance_fast[slot] = self.acceptance_slow[slot] = self.acceptance[engine]
         self.last_accepted[slot] = self.acceptance[engine]
         self.gain[slot, 0] = self.acceptance[engine, None] ** POWERS
@@ -179,9 +182,10 @@ class RequestTable:
         expected in this step. step_ms: duration of the last step (0 before the first).
 
         Request features: `confidence_j` and `survival_j`, the chance that the first j are all accepted, by the
-        predictor, or without one the running product of the confidences (both 0 past the drafted tokens); `drafted`
-        over K; the averages of `record`; `context` and `budget` (output tokens left) as x / (x + scale); `lateness`,
-        seconds in system over the latency target, at most 1; `excluded`, 0 or 1.
+        predictor, or without one the running product of the confidences (both 0 past the drafted tokens; of unseen
+        drafts what the averages say of any); `drafted` over K; the averages of `record`; `context` and `budget` (output
+        tokens left) as x / (x + scale); `lateness`, seconds in system over the latency target, at most 1; `excluded`, 0
+        or 1.
 
         Load features: `running` = N / capacity; `waiting` = w / (w + capacity); `kv_usage`; `prefill_share` of the
         rows when nothing is verified; `step_floor`, the cost model's step of one row over the last step (1: as fast as
@@ -209,6 +213,11 @@ class RequestTable:
                 last_accepted=self.last_accepted[slots],
                 temperature=self.temperature[slots],
             )
+        if (unseen := self.unseen[slots]).any():
+            there = self.drafted[slots[unseen], None] >= POWERS
+            rate = self._rate(slots[unseen])
+            requests[unseen, :MAX_DEPTH] = rate * there
+            survival[unseen] = rate**POWERS * there
         columns = (
             self.drafted[slots] / MAX_DEPTH,
             self.acceptance_fast[slots],
@@ -241,6 +250,11 @@ class RequestTable:
         assert load.shape[1] == len(LOAD_FEATURES)
         return Observations(np.clip(requests, 0.0, 1.0, out=requests), np.clip(load, 0.0, 1.0, out=load), starts)
 
+    def _rate(self, slots: Ints) -> Floats:
+        """[N, 1] what share of any drafted tokens `slots` [N] would accept, by their averages."""
+        rate: Floats = 0.5 * (self.acceptance_fast[slots] + self.acceptance_slow[slots])[:, None]
+        return rate
+
     def _gains(
         self, slots: Ints, owner: Ints, survival: Floats, price: NDArray[np.float64], starts: Ints
     ) -> NDArray[np.float64]:
@@ -249,7 +263,7 @@ class RequestTable:
         Each request's averages move by what was just drafted for it, and for the places beyond by what its acceptance
         says of them. An engine without requests is as if one came, like those before it.
         """
-        guess = (0.5 * (self.acceptance_fast[slots] + self.acceptance_slow[slots]))[:, None] ** POWERS
+        guess = self._rate(slots) ** POWERS
         worth = np.where(self.drafted[slots][:, None] >= POWERS, survival, guess)
         verified = worth > price[owner, None]
         gain = self.gain[slots]

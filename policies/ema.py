@@ -27,6 +27,8 @@ at 0.5 and 0.35 take 20 % longer.
 class Ema:
     """Keeps one number between steps: the batch's tier."""
 
+    blind = True
+
     def __init__(self, rise: float = RISE, fall: float = FALL, tiers: Sequence[int] = TIERS) -> None:
         """tiers: increasing lengths, 1 to K: at 0 no verdict would ever come again. ValueError: what is wrong."""
         if not 0.0 <= fall <= rise <= 1.0:

@@ -20,6 +20,8 @@ class Probe:
     Nothing is drafted at every EVERY-th: that is what all else is weighed against, so every batch has to meet it.
     """
 
+    blind = True
+
     def __init__(self, hold: int, seed: int) -> None:
         if hold < 1:
             raise ValueError(f"hold is {hold}; allowed: 1 or more")

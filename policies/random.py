@@ -10,6 +10,8 @@ from faser.core import MAX_DEPTH, Decision, Observation
 class Random:
     """Uniform over 0..K, seeded."""
 
+    blind = True
+
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
 

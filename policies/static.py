@@ -10,6 +10,8 @@ from faser.core import Decision, Observation
 class Static:
     """Draft and verify `length` tokens always; 0 is no speculation."""
 
+    blind = True
+
     def __init__(self, length: int) -> None:
         self.length = length
 

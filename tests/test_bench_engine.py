@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from faser.bench import engine
 from faser.bench.engine import Cell, main, summarise
 
 
@@ -28,6 +29,11 @@ def test_the_ratio_is_the_median_of_the_pairs() -> None:
     assert summarise(4, 2, [(10.0, 9.0), (20.0, 22.0), (10.0, 10.0)]) == Cell(4, 2, 10.0, 10.0, 1.0)
 
 
-def test_a_mistake_is_told_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_told_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "gpus", list)
+    assert main(["--target", "smollm2", "--async-scheduling"]) == 2
+    assert capsys.readouterr().err.startswith("faser bench engine: --async-scheduling: vLLM has it on GPUs only")
     assert main(["--target", "smollm2", "--out", "/nowhere/engine.csv"]) == 2
     assert capsys.readouterr().err.startswith("faser bench engine: --out is '/nowhere/engine.csv'; its directory does")

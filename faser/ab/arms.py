@@ -74,6 +74,11 @@ class ArmedController:
         said = self._assigned.get(request)
         return None if said is None else self._depth[said["arm"]]
 
+    @property
+    def blind(self) -> bool:
+        """Whether no arm that may decide looks at confidences."""
+        return all(each.blind for each in ([self._kept] if self._kept is not None else self.arms.values()))
+
     def decide(self, observation: Observation, requests: Sequence[str] = ()) -> Decision:
         """A decision for the rows of `requests` [N]; never raises."""
         if self._kept is not None:

@@ -5,9 +5,9 @@
 
 Both engines run side by side on one device and are timed in turn, batch by batch, so a machine that drifts slows both.
 vLLM has the model runner that FASER builds on (V1), its own CUDA graphs, asynchronous scheduling where it has that, and
-one engine for every depth, since its length is fixed; depth 0 is without a draft. On a CPU both run eagerly. What is
-timed is the time from one step's tokens to the next one's, of requests that decode; how many tokens are accepted plays
-no part in it.
+one engine for every depth, since its length is fixed; depth 0 is without a draft. On a CPU both run eagerly.
+`--async-scheduling` is that of `faser serve`. What is timed is the time from one step's tokens to the next one's, of
+requests that decode; how many tokens are accepted plays no part in it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from faser.bench.arguments import LOAD_FORMATS, MOST_BATCH, between, draft_of, r
 from faser.controller import ControllerConfig
 from faser.core import MAX_DEPTH
 from faser.costs import known_profiles
+from faser.machine import gpus
 from faser.models import known_models, prepare
 from faser.serving.settings import Settings
 
@@ -62,6 +63,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.out is not None:
             refuse_place("--out", args.out)
+        if args.async_scheduling and not gpus():
+            raise ValueError("--async-scheduling: vLLM has it on GPUs only, and there is none")
         pair = prepare(args.target, progress=True)
         draft = draft_of(pair, args.draft)
     except (ValueError, OSError) as error:
@@ -98,7 +101,7 @@ def _measure(target: str, draft: str, args: argparse.Namespace) -> Iterator[Cell
 
     common = {"max_batch": max(args.batches), "load_format": args.load_format, "memory": MEMORY}
     settings = Settings(policy="static:0", profile=known_profiles()[0], controller=PATIENT)  # any: lengths are fixed
-    with closing(OfflineEngine(target, draft, settings, **common)) as ours:
+    with closing(OfflineEngine(target, draft, settings, pipelined=args.async_scheduling, **common)) as ours:
         for depth in args.depths:
             with closing(OfflineEngine(target, draft, None, depth=depth, **common)) as theirs:
                 ours.swap(f"static:{depth}")
@@ -146,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--depths", nargs="+", type=between(0, MAX_DEPTH), default=[0, 2, 4], help="%(default)s")
     parser.add_argument("--context", type=between(1, 1024), default=64, help="prompt tokens (default: %(default)s)")
     parser.add_argument("--pairs", type=between(1, 100), default=3, help="timings of each (default: %(default)s)")
+    parser.add_argument("--async-scheduling", action="store_true", help="in FASER too, on a GPU")
     parser.add_argument("--out", type=Path, help="a CSV file")
     return parser
 

@@ -4,8 +4,10 @@ vLLM makes the draft's own pass over every step's rows, so that its KV cache fol
 drafts nothing pays for it at every step. Here such a pass is left out and only the first position missing is noted.
 Before it drafts again, or when its input buffer would not hold what is missing, one pass over all of that makes up for
 it: a row of one long pass costs a fraction of one of many short ones, and what belongs to requests that have ended
-meanwhile is never computed. So where a prompt's prefix is an answer found in the cache, as in a chat's next turn, the
-draft may lack part of it and guess worse. Outputs cannot change: only drafts depend on that cache.
+meanwhile is never computed. The tokens that it is over are kept on the device, by their place in the KV cache: the host
+need not know a step's tokens when the next one begins. So where a prompt's prefix is an answer found in the cache, as
+in a chat's next turn, the draft may lack part of it and guess worse. Outputs cannot change: only drafts depend on that
+cache.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class LazyDrafter(ConfidentDrafter):
         self._missing: dict[str, int] = {}  # request id -> first position without draft KV
         # With data parallelism all ranks make a pass together, or none.
         self._lazy = self.vllm_config.parallel_config.data_parallel_size == 1
+        self._text: torch.Tensor | None = None  # int32, of each place in the KV cache, where a pass was left out
 
     def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """[B, num_speculative_tokens] drafted tokens; vLLM passes everything by keyword."""
@@ -55,6 +58,7 @@ class LazyDrafter(ConfidentDrafter):
         fits = int((computed - start).sum()) + metadata.num_actual_tokens <= self.max_num_tokens
         if length == 0 and self._lazy and fits:
             later = computed >= batch.num_prompt_tokens[: batch.num_reqs]  # a prompt's KV may soon be shared: at once
+            self._keep(metadata.slot_mapping, kwargs["target_token_ids"])
         if later.all():
             drafted = torch.empty(len(computed), 0, dtype=torch.int64, device=self.device)
         else:
@@ -69,12 +73,21 @@ class LazyDrafter(ConfidentDrafter):
                 self._missing.pop(request, None)
         return drafted
 
+    def _keep(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Note the `tokens` [N] that the target has just read, at the first N of `slots`; rejected ones are written
+        over.
+        """
+        if self._text is None:
+            cache = self.vllm_config.cache_config
+            places = int(cache.num_gpu_blocks or 0) * int(cache.block_size)
+            self._text = torch.zeros(places, dtype=torch.int32, device=self.device)
+        self._text[slots[: len(tokens)]] = tokens.to(torch.int32)
+
     def _catch_up(self, rows: Positions, start: Positions, end: Positions, metadata: Any) -> None:
         """One pass over the positions `start` to `end` [M] of known text of M requests, the batch's `rows` [M]."""
         lengths = end - start
         row = np.repeat(rows, lengths)
         position = np.concatenate([np.arange(s, e) for s, e in zip(start, end, strict=True)])
-        tokens = self._sent(self._runner.input_batch.token_ids_cpu[row, position])
         positions = self._sent(position)
         table = metadata.block_table_tensor
         block = table[self._sent(row), positions // self.block_size]
@@ -98,7 +111,8 @@ class LazyDrafter(ConfidentDrafter):
             _num_computed_tokens_cache=None,
             _token_to_req_indices_cache=None,
         )
-        self.input_ids[: len(position)] = tokens
+        assert self._text is not None  # a pass was left out
+        self.input_ids[: len(position)] = self._text[slots]
         self._set_positions(len(position), positions)
         _, per_layer = self.build_per_group_and_layer_attn_metadata(own)
         mode, padded, across = self._determine_batch_execution_and_padding(len(position))

@@ -1,4 +1,4 @@
-"""Every touch of vLLM that may break with its next version. Written for 0.32: V1 runner, synchronous scheduling."""
+"""Every touch of vLLM that may break with its next version. Written for 0.32 and its V1 runner."""
 
 from __future__ import annotations
 
@@ -270,8 +270,15 @@ def engine_index(scheduler: Scheduler) -> int:
 
 
 def decoding(scheduler: Scheduler) -> list[Request]:
-    """Running requests past their prefill."""
-    return [r for r in scheduler.running if not r.is_prefill_chunk]
+    """Running requests past their prefill, but for those that are sure to end in the step under way."""
+    return [r for r in scheduler.running if not (r.is_prefill_chunk or _ends(r))]
+
+
+def _ends(request: Request) -> bool:
+    """Whether the step under way, if there is one, brings the last token: vLLM schedules no other one then."""
+    under_way = request.num_output_placeholders
+    least = request.num_computed_tokens + 2 - under_way
+    return under_way > 0 and least >= request.num_prompt_tokens + request.max_tokens
 
 
 def prefill_tokens(scheduler: Scheduler, rows: int) -> int:
@@ -287,14 +294,34 @@ def prefill_tokens(scheduler: Scheduler, rows: int) -> int:
 
 
 def rows(requests: list[Request]) -> Rows:
-    """Requests as the loop knows them."""
+    """Requests as the loop knows them; a step under way counts as if it accepted no draft."""
     return Rows(
         ids=[r.request_id for r in requests],
-        context=[r.num_computed_tokens for r in requests],
-        generated=[r.num_output_tokens for r in requests],
+        context=[r.num_computed_tokens - max(r.num_output_placeholders - 1, 0) for r in requests],
+        generated=[r.num_output_tokens + (r.num_output_placeholders > 0) for r in requests],
         drafted=[len(r.spec_token_ids) for r in requests],
         newcomer=lambda i: _newcomer(requests[i]),
     )
+
+
+def add_rejected(scheduled: SchedulerOutput, rejected: dict[str, int]) -> None:
+    """Have the counts of requests that stay in the batch include `rejected` drafts of the step before."""
+    cached = scheduled.scheduled_cached_reqs
+    for i, request in enumerate(cached.req_ids if rejected else ()):
+        if (count := rejected.get(request)) and request not in cached.resumed_req_ids:
+            cached.num_computed_tokens[i] += count
+            cached.num_output_tokens[i] += count
+
+
+def merge(outputs: dict[int, EngineCoreOutputs], client: int, later: EngineCoreOutputs) -> None:
+    """Add what a later step brought for a client."""
+    earlier = outputs.setdefault(client, later)
+    if earlier is later:
+        return
+    earlier.outputs = [*earlier.outputs, *later.outputs]
+    earlier.scheduler_stats = later.scheduler_stats or earlier.scheduler_stats
+    if later.finished_requests:
+        earlier.finished_requests = (earlier.finished_requests or set()) | later.finished_requests
 
 
 def _newcomer(request: Request) -> Newcomer:
@@ -356,7 +383,7 @@ def verdicts(scheduled: SchedulerOutput, output: ModelRunnerOutput) -> dict[str,
     return result
 
 
-def prefilled(scheduled: SchedulerOutput, decoding: set[str]) -> int:
+def prefilled(scheduled: SchedulerOutput, decoding: frozenset[str]) -> int:
     """Prompt tokens computed in a step whose decoding requests were `decoding`."""
     return sum(n for request_id, n in scheduled.num_scheduled_tokens.items() if request_id not in decoding)
 

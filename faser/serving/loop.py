@@ -7,6 +7,7 @@ server is here, and `forget` ends it.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -66,6 +67,10 @@ LONGEST_NAME = 80
 """Of a request, in the log: a client may choose any; its end is vLLM's own."""
 NOTHING = (0, 0)
 """The verdict of a row that verified nothing."""
+PAUSE_MS, PAUSE_MOVE = 2.0, 0.1
+"""How long a device is taken to stand still between a step and one that waited for it, until measured; and the weight
+of a measurement.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +100,7 @@ class _Step:
 class SpeculationLoop:
     """One engine's loop: `decide` before a step, `record` after its verdicts, `draft` after its drafting.
 
+    The next step may be decided before the verdicts of this one are there; verdicts come in the order of decisions.
     What a step leaves for people, metrics and log, waits for `account`, which is best called while the GPU works on the
     next one.
     """
@@ -120,7 +126,11 @@ class SpeculationLoop:
         self._sums = np.zeros((3, 2 * capacity), np.int64)  # by slot: tokens drafted, verified, accepted
         self._first: dict[str, float] = {}  # when a request's first token came, seconds since the epoch
         self._free = list(range(2 * capacity))
-        self._step: _Step | None = None  # under way
+        self._flying: deque[_Step] = deque()  # decided, without verdicts
+        self._step: _Step | None = None  # the last one with verdicts, until the next one has them or begins
+        self._ended = 0.0  # when it did
+        self._waited_from: float | None = None  # since when the device waits for the step just decided
+        self._pause_ms = PAUSE_MS
         self._over: _Step | None = None  # to be accounted for
         self._endings: list[dict[str, Any]] = []  # lines of requests that ended in the step under way
         self._gone: list[dict[str, Any]] = []  # and in the one to be accounted for
@@ -128,11 +138,18 @@ class SpeculationLoop:
         if arms is not None and arms.split is not None:
             self._write({"kind": "split", "t": round(time.time(), 4), **arms.split.to_json()})
 
-    def decide(self, rows: Rows, *, waiting: int, kv_usage: float, prefill_tokens: int) -> Decision:
-        """What to do in the step about to run, for `rows` [N]. See `RequestTable.observe` for the rest."""
+    def decide(self, rows: Rows, *, waiting: int, kv_usage: float, prefill_tokens: int, fresh: bool = True) -> Decision:
+        """What to do in the step about to run, for `rows` [N]. See `RequestTable.observe` for the rest.
+
+        fresh: the verdicts of all steps before it are there, and the confidences of the drafts that it is about.
+        """
         now = time.perf_counter()
-        self._end_step(now)
+        if fresh:
+            waited_from = self._ended if self._step is not None and rows.ids else None
+            self._end_step(now)
+            self._waited_from = waited_from
         slots, table = self._slots_of(rows), self._table
+        table.unseen[slots] = not fresh
         table.context[slots] = rows.context
         table.generated[slots] = rows.generated
         table.drafted[slots] = rows.drafted
@@ -147,7 +164,7 @@ class SpeculationLoop:
             step_ms=self._step_ms,
         )
         decision = self.controller.decide(observation, rows.ids)
-        self._step = _Step(
+        step = _Step(
             started=now,
             ended=now,
             ids=rows.ids,
@@ -159,20 +176,34 @@ class SpeculationLoop:
             depth=decision.draft_depth,
             told=self.controller.told(),
         )
+        self._flying.append(step)
         return decision
+
+    def waits(self, requests: int, depth: int) -> bool:
+        """Whether the next decision is better made once the step under way is over, which drafts `depth` tokens for
+        each of `requests`: if verifying none of them saves more than the device stands still for it.
+        """
+        if not depth or self.controller.blind:
+            return False
+        all_rows, fewest = self.cost.verify((requests * (1 + depth), requests))
+        return bool(all_rows - fewest > self._pause_ms)
 
     def record(self, verdicts: dict[str, tuple[int, int]], *, prefill_tokens: int) -> None:
         """The step's verdicts, request id -> (verified, accepted), and the prompt tokens that it computed.
 
-        A row without a verdict verified nothing.
+        A row without a verdict verified nothing; one of a request that has ended since says nothing of another.
         """
-        step = self._step
-        assert step is not None
+        if self._step is not None:
+            self._end_step()
+        step = self._step = self._flying.popleft()
         pairs = [verdicts.get(request, NOTHING) for request in step.ids]
         verified, accepted = np.array(pairs, np.int64).reshape(-1, 2).T
-        self._table.record(step.slots, verified, accepted)
-        self._sums[1:, step.slots] += (verified, accepted)
-        step.ended = time.perf_counter()
+        there = [self._slot.get(request) == slot for request, slot in zip(step.ids, step.slots.tolist(), strict=True)]
+        slots = step.slots[there]
+        self._table.record(slots, verified[there], accepted[there])
+        self._sums[1:, slots] += (verified[there], accepted[there])
+        step.started = max(step.started, self._ended)
+        self._ended = step.ended = time.perf_counter()
         step.outcome = StepOutcome(step.ended - step.started, verified, accepted, step.depth, prefill_tokens)
 
     def draft(self, rows: Rows, confidence: Floats) -> None:
@@ -203,7 +234,11 @@ class SpeculationLoop:
             self._step.ended = time.perf_counter()
 
     def account(self) -> None:
-        """Count and log the last step that is over, and who ended in it. Harmless if that is done."""
+        """A step has begun: count and log the last one that is over, and who ended in it. Harmless if that is done."""
+        if self._waited_from is not None:
+            pause_ms = 1000.0 * (time.perf_counter() - self._waited_from)
+            self._pause_ms += PAUSE_MOVE * (pause_ms - self._pause_ms)
+            self._waited_from = None
         self.metrics.count_decision(self.controller.tally)
         step, self._over = self._over, None
         if step is not None and step.outcome is not None:
@@ -270,7 +305,7 @@ class SpeculationLoop:
         self.account()  # of the one before, if nobody did
         step, self._step = self._step, None
         if step is not None and step.outcome is not None:
-            ended = now if now is not None and self._slot else step.ended
+            self._ended = ended = now if now is not None and self._slot else step.ended
             step.outcome = replace(step.outcome, seconds=ended - step.started)
             self._step_ms = 1000.0 * step.outcome.seconds
         self._over = step

@@ -17,7 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from faser.ab.arms import ArmedController
 from faser.acceptance import load_predictor
 from faser.controller import Controller
-from faser.core import Capabilities
+from faser.core import Capabilities, Decision
 from faser.costs import StepCost, load_profile
 from faser.policies import make_policy, names_file
 from faser.serving import compat
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.faser")  # under vLLM's, which is the one that prints
 
 
-class FaserScheduler(Scheduler):
-    """Synchronous scheduling only. Settings come from `vllm_config.additional_config["faser"]`."""
+class WithPolicy(Scheduler):
+    """What both ways of scheduling share. Settings come from `vllm_config.additional_config["faser"]`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -57,7 +57,6 @@ class FaserScheduler(Scheduler):
         self.faser = SpeculationLoop(controller, cost, capacity=capacity, log=log, predictor=predictor, arms=self.arms)
         self.control = Control(controller, cost, self.faser.metrics, self.faser.history, self.arms)
         compat.answer_control()
-        self._decoding: set[str] = set()
         logger.info("policy %s, step costs %s, predictor %s", controller.name, cost.name, settings.predictor or "none")
         if self.num_spec_tokens:
             compat.allow_ragged_drafts(self)
@@ -74,24 +73,44 @@ class FaserScheduler(Scheduler):
             self.arms.arrive(request.request_id, compat.assigned(request), request.arrival_time)
         super().add_request(request)
 
-    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        requests = compat.decoding(self)
-        self._decoding = {r.request_id for r in requests}
+    def _decide(self, requests: list[Request], *, fresh: bool = True) -> Decision:
+        """What to do with `requests`, those that decode, in the step about to be scheduled; their drafts are cut."""
         decision = self.faser.decide(
             compat.rows(requests),
             waiting=self.get_request_counts()[1],
             kv_usage=self.get_kv_cache_usage(),
             prefill_tokens=compat.prefill_tokens(self, len(requests)),
+            fresh=fresh,
         )
         for request, length in zip(requests, decision.lengths.tolist(), strict=True):
             del request.spec_token_ids[length:]
-        scheduled = super().schedule(*args, **kwargs)
-        scheduled.num_spec_tokens_to_schedule = decision.draft_depth
-        return scheduled
+        return decision
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
         self.faser.account()  # the GPU has just been started: nobody waits for this
         return super().get_grammar_bitmask(scheduler_output)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self.faser.finish(compat.ended(request, texts=self._log_prompts))
+        return super()._free_request(request, *args, **kwargs)
+
+    def shutdown(self) -> None:
+        self.faser.close()
+        super().shutdown()
+
+
+class FaserScheduler(WithPolicy):
+    """One step after the other: a decision knows all of the step before it."""
+
+    _decoding: frozenset[str] = frozenset()
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        requests = compat.decoding(self)
+        self._decoding = frozenset(r.request_id for r in requests)
+        decision = self._decide(requests)
+        scheduled = super().schedule(*args, **kwargs)
+        scheduled.num_spec_tokens_to_schedule = decision.draft_depth
+        return scheduled
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -119,11 +138,3 @@ class FaserScheduler(Scheduler):
         if confidence is None:  # the drafter did not run (a request at the model's full length)
             confidence = np.zeros((len(draft_token_ids.req_ids), 0), np.float32)
         self.faser.draft(compat.rows([r for _, r in live]), confidence[[i for i, _ in live]])
-
-    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self.faser.finish(compat.ended(request, texts=self._log_prompts))
-        return super()._free_request(request, *args, **kwargs)
-
-    def shutdown(self) -> None:
-        self.faser.close()
-        super().shutdown()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "smollm2"
 DEFAULT_PROFILE = "h200-llama2-13b"
 SCHEDULER = "faser.serving.scheduler.FaserScheduler"
+PIPELINED = "faser.serving.pipelined.PipelinedScheduler"
 WORKER = "faser.serving.worker.FaserWorker"
 ADMIN = "faser.serving.admin.AdminRoutes"
 ARM_HEADER = "faser.serving.arm_header.ArmHeader"
@@ -157,12 +158,12 @@ def configure(args: Namespace) -> None:
         compat.use_full_graphs(args.compilation_config)
     args.model_tag = args.model = str(pair.target)
     _speculate(args, draft, depth if settings.speculates else 0)
-    args.scheduler_cls, args.worker_cls = SCHEDULER, WORKER
+    args.async_scheduling = bool(args.async_scheduling)
+    args.scheduler_cls, args.worker_cls = PIPELINED if args.async_scheduling else SCHEDULER, WORKER
     if settings.admin is not None:
         args.middleware = [*args.middleware, ADMIN]
     if settings.split is not None:
         args.middleware = [*args.middleware, ARM_HEADER]
-    args.async_scheduling = False
     args.additional_config = {**(args.additional_config or {}), **settings.to_config()}
 
 
@@ -239,8 +240,10 @@ def _refuse_conflicts(args: Namespace) -> None:
         raise UsageError(f"--spec-method is {args.spec_method!r}; allowed: draft_model")
     if not isinstance(args.additional_config or {}, dict):
         raise UsageError(f"--additional-config is {args.additional_config!r}; allowed: a JSON object")
-    if args.async_scheduling:
-        raise UsageError("--async-scheduling conflicts with --policy: lengths are chosen once confidences are known")
+    if args.async_scheduling and args.pipeline_parallel_size > 1:
+        raise UsageError("--async-scheduling and --pipeline-parallel-size conflict: this vLLM has not both with drafts")
+    if args.async_scheduling and _on_cpu():
+        raise UsageError("--async-scheduling: vLLM has it on GPUs only")
     for flag, value, default in (
         ("--scheduler-cls", args.scheduler_cls, None),
         ("--worker-cls", args.worker_cls, "auto"),
