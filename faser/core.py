@@ -160,8 +160,8 @@ class StepOutcome:
 class Policy(Protocol):
     """The one method that an engine asks of a policy. It may keep state, but not the arrays that it is given.
 
-    With a class attribute `blind = True` it says that it looks at no confidence or survival, so nobody need wait for
-    those of the newest drafts.
+    With a class attribute `blind = True` it says that it looks at no confidence or survival, nor at `row_price` and
+    `depth_value_d`, which are made of them: nobody need wait for those of the newest drafts.
     """
 
     def decide(self, observation: Observation) -> Decision: ...

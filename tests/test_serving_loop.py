@@ -159,8 +159,8 @@ def test_a_step_is_told_of_while_the_next_one_runs(tmp_path: Path) -> None:
     assert lines == [each for n in range(3) for each in (("step", [f"r{n}", "stays"]), ("request", f"r{n}"))]
 
 
-def decide(of: SpeculationLoop, of_rows: Rows, *, fresh: bool) -> Decision:
-    return of.decide(of_rows, waiting=0, kv_usage=0.0, prefill_tokens=0, fresh=fresh)
+def decide(of: SpeculationLoop, of_rows: Rows) -> Decision:
+    return of.decide(of_rows, waiting=0, kv_usage=0.0, prefill_tokens=0)
 
 
 def test_verdicts_of_two_steps_under_way_come_in_the_order_of_decisions(tmp_path: Path) -> None:
@@ -168,13 +168,13 @@ def test_verdicts_of_two_steps_under_way_come_in_the_order_of_decisions(tmp_path
     log = tmp_path / "steps.jsonl"
     of = loop(Recorder(), log=StepLog(log))
     began = time.perf_counter()
-    decide(of, rows("a"), fresh=True)
-    decide(of, rows("a", "b"), fresh=False)
+    decide(of, rows("a"))
+    decide(of, rows("a", "b"))
     for accepted in range(1, 5):
         time.sleep(0.01)
         of.record({"a": (accepted, accepted)}, prefill_tokens=accepted)
         of.wrote({"a": (accepted + 1, True)})
-        decide(of, rows("a", "b"), fresh=False)
+        decide(of, rows("a", "b"))
     took = 1000.0 * (time.perf_counter() - began)
     of.record({}, prefill_tokens=5)
     of.close()
@@ -190,16 +190,16 @@ def test_verdicts_of_two_steps_under_way_come_in_the_order_of_decisions(tmp_path
 def test_a_verdict_of_one_who_has_ended_is_not_that_of_who_has_its_slot() -> None:
     policy = Recorder()
     of = loop(policy, capacity=1)
-    decide(of, rows("a"), fresh=True)
-    decide(of, rows("a"), fresh=False)  # a's rows are in the next step already
+    decide(of, rows("a"))
+    decide(of, rows("a"))  # a's rows are in the next step already
     of.record({"a": (2, 2)}, prefill_tokens=0)
     slot = of._slot["a"]
     of.forget("a")
-    decide(of, rows("b"), fresh=False)
+    decide(of, rows("b"))
     assert of._slot["b"] == slot
     for _ in range(2):
         of.record({"a": (7, 0)}, prefill_tokens=0)
-    decide(of, rows("b"), fresh=True)
+    decide(of, rows("b"))
     (b,) = policy.seen[-1].request("last_accepted")
     assert b > 0.5
 
@@ -210,26 +210,22 @@ def test_a_decision_before_the_drafts_are_there_goes_by_the_averages() -> None:
     for _ in range(30):
         step(of, rows(good=2, bad=2), {"good": (2, 2), "bad": (2, 0)})
         of.draft(rows(good=2, bad=2), np.full((2, 2), 0.5, np.float32))
-    seen = {}
-    for fresh in (False, True):
-        decide(of, rows(good=2, bad=2), fresh=fresh)
-        of.record({"good": (2, 2), "bad": (2, 0)}, prefill_tokens=0)
-        of.draft(rows(good=2, bad=2), np.full((2, 2), 0.5, np.float32))
-        seen[fresh] = policy.seen[-1]
-    good, bad = seen[False].survival
+    decide(of, rows(good=2, bad=2))
+    assert policy.seen[-1].survival.tolist() == [[0.5, 0.25, 0, 0, 0, 0, 0]] * 2
+    decide(of, rows(good=2, bad=2))
+    good, bad = policy.seen[-1].survival
     assert good[0] > 0.9
     assert bad[0] < 0.3
     assert good[1] == pytest.approx(good[0] ** 2)
-    assert not seen[False].survival[:, 2:].any()  # two were drafted
-    assert seen[True].survival.tolist() == [[0.5, 0.25, 0, 0, 0, 0, 0]] * 2
+    assert not policy.seen[-1].survival[:, 2:].any()  # two were drafted
 
 
 def test_who_looks_at_confidences_waits_where_they_may_save_more_than_a_pause() -> None:
     dear = StepCost(name="t", device="t", source="t", verify=Curve((1.0, 64.0), (8.0, 8.0 + 63 * 0.1)))
     seeing = SpeculationLoop(Controller(Recorder(), Capabilities()), dear, capacity=64)
     blind = SpeculationLoop(Controller(Static(4), Capabilities()), dear, capacity=64)
-    assert [n for n in range(1, 17) if seeing.waits(n, 4)] == [*range(6, 17)]  # n x 4 rows of 0.1 ms, over 2 ms
-    assert not seeing.waits(16, 0)
-    assert not blind.waits(16, 4)
+    assert [n for n in range(1, 17) if seeing.waits(n, 4, 0)] == [*range(6, 17)]  # n x 4 rows of 0.1 ms, over 2 ms
+    assert not seeing.waits(16, 0, 0)
+    assert not blind.waits(16, 4, 0)
     for each in (seeing, blind):
         each.close()

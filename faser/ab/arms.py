@@ -76,8 +76,8 @@ class ArmedController:
 
     @property
     def blind(self) -> bool:
-        """Whether no arm that may decide looks at confidences."""
-        return all(each.blind for each in ([self._kept] if self._kept is not None else self.arms.values()))
+        """Whether no arm that decided last looks at confidences."""
+        return all(each.blind for each in self._asked)
 
     def decide(self, observation: Observation, requests: Sequence[str] = ()) -> Decision:
         """A decision for the rows of `requests` [N]; never raises."""

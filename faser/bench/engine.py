@@ -101,7 +101,7 @@ def _measure(target: str, draft: str, args: argparse.Namespace) -> Iterator[Cell
 
     common = {"max_batch": max(args.batches), "load_format": args.load_format, "memory": MEMORY}
     settings = Settings(policy="static:0", profile=known_profiles()[0], controller=PATIENT)  # any: lengths are fixed
-    with closing(OfflineEngine(target, draft, settings, pipelined=args.async_scheduling, **common)) as ours:
+    with closing(OfflineEngine(target, draft, settings, asynchronous=args.async_scheduling, **common)) as ours:
         for depth in args.depths:
             with closing(OfflineEngine(target, draft, None, depth=depth, **common)) as theirs:
                 ours.swap(f"static:{depth}")

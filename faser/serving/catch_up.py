@@ -79,7 +79,7 @@ class LazyDrafter(ConfidentDrafter):
         """
         if self._text is None:
             cache = self.vllm_config.cache_config
-            places = int(cache.num_gpu_blocks or 0) * int(cache.block_size)
+            places = int(cache.num_gpu_blocks or 0) * max(int(cache.block_size), self.block_size)
             self._text = torch.zeros(places, dtype=torch.int32, device=self.device)
         self._text[slots[: len(tokens)]] = tokens.to(torch.int32)
 

@@ -1,4 +1,4 @@
-"""Every touch of vLLM that may break with its next version. Written for 0.32 and its V1 runner."""
+"""Touches of vLLM that may break with its next version: all but those of `asynchronous`. For 0.32 and its V1 runner."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def merge(outputs: dict[int, EngineCoreOutputs], client: int, later: EngineCoreO
     if earlier is later:
         return
     earlier.outputs = [*earlier.outputs, *later.outputs]
-    earlier.scheduler_stats = later.scheduler_stats or earlier.scheduler_stats
+    earlier.scheduler_stats = earlier.scheduler_stats or later.scheduler_stats
     if later.finished_requests:
         earlier.finished_requests = (earlier.finished_requests or set()) | later.finished_requests
 

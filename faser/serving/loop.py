@@ -67,9 +67,10 @@ LONGEST_NAME = 80
 """Of a request, in the log: a client may choose any; its end is vLLM's own."""
 NOTHING = (0, 0)
 """The verdict of a row that verified nothing."""
-PAUSE_MS, PAUSE_MOVE = 2.0, 0.1
-"""How long a device is taken to stand still between a step and one that waited for it, until measured; and the weight
-of a measurement.
+PAUSE_MS, PAUSE_MOVE, PAUSE_DRIFT, MOST_PAUSE_MS = 2.0, 0.1, 0.001, 20.0
+"""How long a device is taken to stand still between a step and one that waited for it, until measured; the weight of a
+measurement; the way back to that at each step that does not wait; and the longest measurement that counts, as longer
+ones tell of something else.
 """
 
 
@@ -91,6 +92,7 @@ class _Step:
     waiting: int
     kv_usage: float
     depth: int
+    fresh: bool
     told: dict[str, Any]
     written: dict[str, tuple[int, bool]] = field(default_factory=dict)
     drafted: dict[str, int] = field(default_factory=dict)
@@ -138,16 +140,18 @@ class SpeculationLoop:
         if arms is not None and arms.split is not None:
             self._write({"kind": "split", "t": round(time.time(), 4), **arms.split.to_json()})
 
-    def decide(self, rows: Rows, *, waiting: int, kv_usage: float, prefill_tokens: int, fresh: bool = True) -> Decision:
+    def decide(self, rows: Rows, *, waiting: int, kv_usage: float, prefill_tokens: int) -> Decision:
         """What to do in the step about to run, for `rows` [N]. See `RequestTable.observe` for the rest.
 
-        fresh: the verdicts of all steps before it are there, and the confidences of the drafts that it is about.
+        With a step under way neither its verdicts are known nor the confidences of the drafts that this one is about.
         """
-        now = time.perf_counter()
+        now, fresh = time.perf_counter(), not self._flying
         if fresh:
             waited_from = self._ended if self._step is not None and rows.ids else None
             self._end_step(now)
             self._waited_from = waited_from
+        else:
+            self._pause_ms += PAUSE_DRIFT * (PAUSE_MS - self._pause_ms)
         slots, table = self._slots_of(rows), self._table
         table.unseen[slots] = not fresh
         table.context[slots] = rows.context
@@ -174,19 +178,21 @@ class SpeculationLoop:
             waiting=waiting,
             kv_usage=kv_usage,
             depth=decision.draft_depth,
+            fresh=fresh,
             told=self.controller.told(),
         )
         self._flying.append(step)
         return decision
 
-    def waits(self, requests: int, depth: int) -> bool:
+    def waits(self, requests: int, depth: int, prefill_tokens: int) -> bool:
         """Whether the next decision is better made once the step under way is over, which drafts `depth` tokens for
-        each of `requests`: if verifying none of them saves more than the device stands still for it.
+        each of `requests`: if verifying none of them beside prompts saves more than the device stands still for it.
         """
         if not depth or self.controller.blind:
             return False
-        all_rows, fewest = self.cost.verify((requests * (1 + depth), requests))
-        return bool(all_rows - fewest > self._pause_ms)
+        rows = prefill_tokens + np.array((requests, requests * (1 + depth)))
+        fewest, most = self.cost.ms(rows=rows, batch=max(requests, 1), prefill=prefill_tokens)
+        return bool(most - fewest > self._pause_ms)
 
     def record(self, verdicts: dict[str, tuple[int, int]], *, prefill_tokens: int) -> None:
         """The step's verdicts, request id -> (verified, accepted), and the prompt tokens that it computed.
@@ -237,7 +243,8 @@ class SpeculationLoop:
         """A step has begun: count and log the last one that is over, and who ended in it. Harmless if that is done."""
         if self._waited_from is not None:
             pause_ms = 1000.0 * (time.perf_counter() - self._waited_from)
-            self._pause_ms += PAUSE_MOVE * (pause_ms - self._pause_ms)
+            if pause_ms <= MOST_PAUSE_MS:
+                self._pause_ms += PAUSE_MOVE * (pause_ms - self._pause_ms)
             self._waited_from = None
         self.metrics.count_decision(self.controller.tally)
         step, self._over = self._over, None
@@ -339,6 +346,7 @@ class SpeculationLoop:
                 "prefill": outcome.prefill_tokens,
                 "context": step.context,
                 "depth": step.depth,
+                "fresh": step.fresh,
                 "verified": outcome.verified.tolist(),
                 "accepted": outcome.accepted.tolist(),
                 "drafted": [step.drafted.get(request, 0) for request in step.ids],

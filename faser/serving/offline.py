@@ -37,15 +37,15 @@ class OfflineEngine:
         load_format: str = "auto",
         cudagraph_mode: str | None = None,
         scheduler_cls: str | None = None,
-        pipelined: bool = False,
+        asynchronous: bool = False,
         dtype: str = "auto",
         max_batched_tokens: int | None = None,
         memory: float | None = None,
     ) -> None:
         """settings: as a server's; its log is where steps are written. None: vLLM as it is, without FASER. depth: the
         most tokens to draft, which vLLM as it is always drafts; 0: no draft. cudagraph_mode, scheduler_cls (its name)
-        and max_batched_tokens (rows of a step): None is the server's. pipelined: as `faser serve --async-scheduling`.
-        dtype: as vLLM's. memory: share of a GPU's.
+        and max_batched_tokens (rows of a step): None is the server's. asynchronous: as `--async-scheduling`. dtype:
+        as vLLM's. memory: share of a GPU's.
         """
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -56,7 +56,7 @@ class OfflineEngine:
         from vllm.platforms import current_platform
 
         from faser.serving import compat
-        from faser.serving.serve import CPU_DEFAULTS, PIPELINED, SCHEDULER, WORKER
+        from faser.serving.serve import ASYNC_SCHEDULER, CPU_DEFAULTS, SCHEDULER, WORKER
 
         self.cpu = bool(current_platform.is_cpu())
         options: dict[str, Any] = dict(CPU_DEFAULTS) if self.cpu else {"max_num_batched_tokens": SERVER_TOKENS}
@@ -72,8 +72,8 @@ class OfflineEngine:
                 else:
                     compilation.cudagraph_mode = CUDAGraphMode[cudagraph_mode]
             options |= {
-                "async_scheduling": pipelined,
-                "scheduler_cls": scheduler_cls or (PIPELINED if pipelined else SCHEDULER),
+                "async_scheduling": asynchronous,
+                "scheduler_cls": scheduler_cls or (ASYNC_SCHEDULER if asynchronous else SCHEDULER),
                 "worker_cls": WORKER,
                 "additional_config": settings.to_config(),
             }

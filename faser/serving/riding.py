@@ -22,8 +22,8 @@ class WithConfidence(AsyncModelRunnerOutput):
 
     def get_output(self) -> ModelRunnerOutput:
         """Waits for both."""
+        self._ready.synchronize()  # the later of the two
         output = self._output.get_output()
-        self._ready.synchronize()
         del self._on_device
         output.faser_confidence = self._confidence.numpy()  # type: ignore[attr-defined]  # rides along
         return output

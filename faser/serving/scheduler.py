@@ -73,14 +73,13 @@ class WithPolicy(Scheduler):
             self.arms.arrive(request.request_id, compat.assigned(request), request.arrival_time)
         super().add_request(request)
 
-    def _decide(self, requests: list[Request], *, fresh: bool = True) -> Decision:
+    def _decide(self, requests: list[Request]) -> Decision:
         """What to do with `requests`, those that decode, in the step about to be scheduled; their drafts are cut."""
         decision = self.faser.decide(
             compat.rows(requests),
             waiting=self.get_request_counts()[1],
             kv_usage=self.get_kv_cache_usage(),
             prefill_tokens=compat.prefill_tokens(self, len(requests)),
-            fresh=fresh,
         )
         for request, length in zip(requests, decision.lengths.tolist(), strict=True):
             del request.spec_token_ids[length:]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "smollm2"
 DEFAULT_PROFILE = "h200-llama2-13b"
 SCHEDULER = "faser.serving.scheduler.FaserScheduler"
-PIPELINED = "faser.serving.pipelined.PipelinedScheduler"
+ASYNC_SCHEDULER = "faser.serving.asynchronous.AsyncFaserScheduler"
 WORKER = "faser.serving.worker.FaserWorker"
 ADMIN = "faser.serving.admin.AdminRoutes"
 ARM_HEADER = "faser.serving.arm_header.ArmHeader"
@@ -159,7 +159,7 @@ def configure(args: Namespace) -> None:
     args.model_tag = args.model = str(pair.target)
     _speculate(args, draft, depth if settings.speculates else 0)
     args.async_scheduling = bool(args.async_scheduling)
-    args.scheduler_cls, args.worker_cls = PIPELINED if args.async_scheduling else SCHEDULER, WORKER
+    args.scheduler_cls, args.worker_cls = ASYNC_SCHEDULER if args.async_scheduling else SCHEDULER, WORKER
     if settings.admin is not None:
         args.middleware = [*args.middleware, ADMIN]
     if settings.split is not None:

@@ -33,19 +33,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A step under way. decoding: ids of requests past their prompt; depth: tokens that it drafts for each."""
+    """A step under way. decoding: ids of those past their prompt; requests: in it; depth: tokens drafted for each."""
 
     decoding: frozenset[str]
+    requests: int
     depth: int
 
 
-class PipelinedScheduler(WithPolicy, AsyncScheduler):
+class AsyncFaserScheduler(WithPolicy, AsyncScheduler):
     """Two steps at a time. ValueError: vLLM was not told to schedule asynchronously."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if not self.scheduler_config.async_scheduling:
-            raise ValueError("async_scheduling is False; PipelinedScheduler needs True")
+            raise ValueError("async_scheduling is False; AsyncFaserScheduler needs True")
         self._flying: deque[_Flight] = deque()  # oldest first
         self._rejected: dict[str, int] = {}  # drafts of the step just settled, by request
         self._depth = 0
@@ -58,21 +59,27 @@ class PipelinedScheduler(WithPolicy, AsyncScheduler):
         length, past which counts may not go that are told as if all drafts were accepted.
         """
         flight = self._flying[-1]
-        if not self.faser.waits(len(flight.decoding), flight.depth):
+        prompts = compat.prefill_tokens(self, flight.requests) if flight.depth else 0
+        if not self.faser.waits(flight.requests, flight.depth, prompts):
             return False
+        return not (self._near_the_end() or any(r.use_structured_output for r in self.running))
+
+    def _near_the_end(self) -> bool:
+        """Whether a request comes so close to the model's full length that vLLM makes up the drafts of all."""
         most = self.max_model_len - 2 - MAX_DEPTH
-        return not any(r.use_structured_output or r.num_computed_tokens > most for r in self.running)
+        return any(r.num_computed_tokens > most for r in self.running)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        requests = compat.decoding(self)
-        for request in requests:
-            request.spec_token_ids = [-1] * self._drafted(request)  # vLLM's own list is shared by all
-        decision = self._decide(requests, fresh=not self._flying)
+        requests, made_up = compat.decoding(self), self._near_the_end()
+        for request in requests:  # a list of its own: vLLM's is shared by all
+            request.spec_token_ids = [] if made_up else [-1] * self._drafted(request)
+        decision = self._decide(requests)
         self._depth = decision.draft_depth
         scheduled: SchedulerOutput = super().schedule(*args, **kwargs)
         compat.add_rejected(scheduled, self._rejected)
         self._rejected = {}
-        self._flying.append(_Flight(frozenset(r.request_id for r in requests), self._depth))
+        decoding = frozenset(r.request_id for r in requests)
+        self._flying.append(_Flight(decoding, len(scheduled.num_scheduled_tokens), self._depth))
         return scheduled
 
     def _drafted(self, request: Any) -> int:
@@ -91,16 +98,11 @@ class PipelinedScheduler(WithPolicy, AsyncScheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         flight = self._flying.popleft()
-        self.faser.record(
-            compat.verdicts(scheduler_output, model_runner_output),
-            prefill_tokens=compat.prefilled(scheduler_output, flight.decoding),
-        )
-        verified = scheduler_output.scheduled_spec_decode_tokens
-        before = {r: self.requests[r].num_computed_tokens for r in verified if r in self.requests}
+        verdicts = compat.verdicts(scheduler_output, model_runner_output)
+        self.faser.record(verdicts, prefill_tokens=compat.prefilled(scheduler_output, flight.decoding))
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if not self._flying:
-            known = {r: request for r in before if (request := self.requests.get(r)) is not None}
-            self._rejected = {r: before[r] - request.num_computed_tokens for r, request in known.items()}
+            self._rejected = {r: verified - accepted for r, (verified, accepted) in verdicts.items()}
         self.faser.wrote(compat.written(outputs))
         if flight.depth:
             self._note_drafts(model_runner_output, flight.depth)
@@ -108,10 +110,8 @@ class PipelinedScheduler(WithPolicy, AsyncScheduler):
 
     def _note_drafts(self, output: ModelRunnerOutput, depth: int) -> None:
         """Tell the loop what was drafted at the end of a step, for those that go on."""
-        known = [(i, self.requests.get(r)) for i, r in enumerate(output.req_ids)]
-        live = [
-            (i, r) for i, r in known if r is not None and r.status is RequestStatus.RUNNING and not r.is_prefill_chunk
-        ]
+        wrote = [(i, self.requests.get(r)) for i, r in enumerate(output.req_ids) if output.sampled_token_ids[i]]
+        live = [(i, r) for i, r in wrote if r is not None and r.status is RequestStatus.RUNNING]
         confidence = getattr(output, "faser_confidence", None)
         if confidence is None:  # the drafter did not run (a request at the model's full length)
             confidence = np.zeros((len(output.req_ids), 0), np.float32)
@@ -126,7 +126,8 @@ def settle_first() -> None:
         return
 
     def step(self: Any) -> tuple[dict[int, EngineCoreOutputs] | None, bool]:
-        if not self.batch_queue or not self.scheduler.settles_first():
+        scheduler = self.scheduler
+        if not (self.batch_queue and isinstance(scheduler, AsyncFaserScheduler) and scheduler.settles_first()):
             return own(self)
         future, scheduled, executed = self.batch_queue.pop()
         with self.capture_iteration_details(scheduled) as details, self.log_error_detail(scheduled):
@@ -135,10 +136,10 @@ def settle_first() -> None:
                 executed.result()  # raises what went wrong
                 raise RuntimeError("a step came to nothing")
         self._process_aborts_queue()
-        settled = self.scheduler.update_from_output(scheduled, output)
+        settled = scheduler.update_from_output(scheduled, output)
         self._attach_iteration_details(settled, details)
         self._attach_weight_version(settled)
-        outputs, ran = own(self)  # the queue is empty: it schedules and returns at once
+        outputs, ran = own(self)  # the queue is empty: what it starts it does not wait for, unless that is nothing
         for client, more in (outputs or {}).items():
             compat.merge(settled, client, more)
         return settled, ran

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,12 +25,14 @@ import pytest
 from faser.models import Pair
 from faser.tapes import Tape, load_tape
 
-REQUESTS, LONGEST = 16, 100
+REQUESTS, LONGEST, ABORTED = 16, 100, 9
 WAITS: dict[str, Callable[[random.Random], bool]] = {
     "never": lambda _: False,
     "always": lambda _: True,
     "at random": lambda rng: rng.random() < 0.5,
 }
+WORTH = "where it is worth it"
+"""As a server does."""
 
 
 def chosen(tape: Tape) -> list[int]:
@@ -61,7 +65,7 @@ def engine_of(target: str, draft: str, log: str, *, kv_tokens: int | None, budge
         policy="static:0", profile="cpu-smollm2", log=log, controller=ControllerConfig(deadline_ms=1000)
     )
     return OfflineEngine(
-        target, draft, settings, max_batch=REQUESTS, pipelined=True, dtype="float32", max_batched_tokens=budget
+        target, draft, settings, max_batch=REQUESTS, asynchronous=True, dtype="float32", max_batched_tokens=budget
     )
 
 
@@ -69,13 +73,30 @@ KV_BYTES = 52_000
 """Of a token, of the target and its draft in float32, about."""
 
 
+def made_to_wait(waits: str, rng: random.Random) -> AbstractContextManager[Any]:
+    """While open, a server waits for steps as WAITS has it."""
+    from faser.serving.loop import SpeculationLoop
+
+    if waits == WORTH:
+        return nullcontext()
+    ask = WAITS[waits]
+    return patch.object(SpeculationLoop, "waits", lambda _, _requests, depth, _prompts: bool(depth and ask(rng)))
+
+
+def stop_of(text: Sequence[int]) -> int:
+    """A token in the middle of `text`, which may be in it before."""
+    return text[len(text) // 2]
+
+
 def serve_rows(
-    target: str, draft: str, log: str, rounds: Sequence[tuple[str, str]], **room: int | None
+    target: str, draft: str, log: str, rounds: Sequence[tuple[str, str]], *, rough: bool = False, **room: int | None
 ) -> tuple[list[dict[int, list[int]]], int, int]:
-    """What each round of (policy, key of WAITS) wrote to `chosen`; preemptions; blocks that are not free at the end."""
+    """What each round of (policy, key of WAITS or WORTH) wrote to `chosen`; preemptions; blocks not free at the end.
+
+    rough: of three requests one ends at `stop_of` its text, and one is aborted at step ABORTED.
+    """
     from faser.costs import load_profile
     from faser.policies import make_policy
-    from faser.serving.loop import SpeculationLoop
 
     tape = load_tape("smollm2")
     engine = engine_of(target, draft, log, **room)
@@ -87,12 +108,20 @@ def serve_rows(
     for i, (policy, waits) in enumerate(rounds):
         scheduler.faser.controller.swap(make_policy(policy, load_profile("cpu-smollm2")), policy)
         written: dict[int, list[int]] = defaultdict(list)
-        for row in chosen(tape):
-            engine.add(tape.text(row)[0], int(tape.output_tokens[row]), name=f"{i}-{row}-")
-        with patch.object(SpeculationLoop, "waits", lambda _, n, d, w=WAITS[waits]: bool(d and n and w(rng))):
+        aborted, steps = [], 0
+        for kind, row in zip(cycle(("whole", "stops", "aborted")), chosen(tape), strict=False):
+            prompt, text = tape.text(row)
+            until = [stop_of(text)] if rough and kind == "stops" else []
+            name = engine.add(prompt, len(text), name=f"{i}-{row}-", until=until)
+            aborted += [name] if rough and kind == "aborted" else []
+        with made_to_wait(waits, rng):
             while engine.busy:
                 for output in engine.outputs():
                     written[int(output.request_id.split("-")[1])] += output.outputs[0].token_ids
+                steps += 1
+                if steps == ABORTED:
+                    engine._engine.abort_request(aborted)
+                    engine._running.difference_update(aborted)
         texts.append(dict(written))
     while core.batch_queue or scheduler.has_requests():
         core.step_fn()
@@ -127,23 +156,47 @@ def accepted_otherwise(steps: Sequence[dict[str, Any]], tape: Tape) -> list[str]
     return faults
 
 
-ROUNDS = [("random:1", "never"), ("random:2", "always"), ("random:3", "at random"), ("probe:12:0", "at random")]
+ROUNDS = [("random:1", "never"), ("random:2", "always"), ("probe:12:0", "at random")]
+CROWDED = [("random:3", "at random"), ("goodput", WORTH)]
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("room", [{"kv_tokens": None, "budget": None}, {"kv_tokens": 1200, "budget": 96}])
-def test_texts_and_accepted_counts_are_the_tapes(models: Pair, tmp_path: Path, room: dict[str, int | None]) -> None:
-    """`random` has every length beside every other; `probe` goes without drafting for long, then drafts again."""
+@pytest.mark.parametrize(
+    ("room", "rounds"), [({"kv_tokens": None, "budget": None}, ROUNDS), ({"kv_tokens": 1200, "budget": 96}, CROWDED)]
+)
+def test_texts_and_accepted_counts_are_the_tapes(
+    models: Pair, tmp_path: Path, room: dict[str, int | None], rounds: list[tuple[str, str]]
+) -> None:
+    """`random` has every length beside every other; `probe` goes without drafting for long, then drafts again. With
+    little room requests give way to each other, and prompts come in pieces.
+    """
     tape, log = load_tape("smollm2"), tmp_path / "steps.jsonl"
     pair = {"target": str(models.target), "draft": str(models.draft)}
-    texts, preempted, taken = elsewhere(**pair, log=str(log), rounds=ROUNDS, **room)
-    assert texts == [{row: tape.text(row)[1] for row in chosen(tape)}] * len(ROUNDS)
+    texts, preempted, taken = elsewhere(**pair, log=str(log), rounds=rounds, **room)
+    assert texts == [{row: tape.text(row)[1] for row in chosen(tape)}] * len(rounds)
     assert taken == 0
     assert (preempted > 0) == (room["kv_tokens"] is not None)
     steps = [line for line in map(json.loads, log.read_text().splitlines()) if line["kind"] == "step"]
     assert {length for step in steps for length in step["verified"]} == {*range(8)}
     if not preempted:  # who comes back has lost what was drafted for it
         assert accepted_otherwise(steps, tape) == []
+
+
+@pytest.mark.server
+def test_who_stops_or_is_aborted_while_a_step_is_under_way_leaves_others_and_memory_alone(
+    models: Pair, tmp_path: Path
+) -> None:
+    tape, log = load_tape("smollm2"), str(tmp_path / "steps.jsonl")
+    pair = {"target": str(models.target), "draft": str(models.draft)}
+    rounds = [("random:4", "never"), ("random:5", "at random")]
+    texts, _, taken = elsewhere(**pair, log=log, rounds=rounds, rough=True, kv_tokens=None, budget=None)
+    assert taken == 0
+    for written in texts:
+        for kind, row in zip(cycle(("whole", "stops", "aborted")), chosen(tape), strict=False):
+            have, text = written.get(row, []), tape.text(row)[1]
+            if kind == "stops":
+                text = text[: text.index(stop_of(text)) + 1]
+            assert have == (text[: len(have)] if kind == "aborted" else text), (kind, row)
 
 
 def test_what_two_steps_brought_goes_to_each_client_at_once() -> None:
