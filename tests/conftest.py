@@ -3,6 +3,7 @@ Triton on a CPU.
 """
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -15,6 +16,12 @@ import pytest
 
 from faser.bench.server import Server
 from faser.models import Pair, prepare
+
+
+def pytest_configure() -> None:
+    """A shell's background job ignores Ctrl-C, and so would all that tests start; some send it one."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
