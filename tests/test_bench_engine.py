@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from faser.bench import engine
+from faser.bench import arguments, clock, fidelity
 from faser.bench.engine import Cell, main, summarise
+from faser.serving import profile
 
 
 @pytest.mark.server
@@ -32,8 +33,14 @@ def test_the_ratio_is_the_median_of_the_pairs() -> None:
 def test_a_mistake_is_told_before_anything_starts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "gpus", list)
+    monkeypatch.setattr(arguments, "gpus", list)
     assert main(["--target", "smollm2", "--async-scheduling"]) == 2
     assert capsys.readouterr().err.startswith("faser bench engine: --async-scheduling: vLLM has it on GPUs only")
+    assert clock.main(["--target", "smollm2", "--profile", "cpu-smollm2", "--async-scheduling"]) == 2
+    assert capsys.readouterr().err.startswith("clock: --async-scheduling: vLLM has it on GPUs only")
+    assert fidelity.main(["--async-scheduling"]) == 2
+    assert capsys.readouterr().err.startswith("fidelity: --async-scheduling: vLLM has it on GPUs only")
+    assert profile.main(["--target", "smollm2", "--out", "p.json", "--async-scheduling"]) == 2
+    assert capsys.readouterr().err.startswith("faser profile: --async-scheduling: vLLM has it on GPUs only")
     assert main(["--target", "smollm2", "--out", "/nowhere/engine.csv"]) == 2
     assert capsys.readouterr().err.startswith("faser bench engine: --out is '/nowhere/engine.csv'; its directory does")

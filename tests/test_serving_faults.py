@@ -373,20 +373,23 @@ def test_hysteresis_keeps_a_tier_from_flipping_where_acceptance_hovers_at_a_thre
 
 
 @pytest.mark.parametrize("policy", ["goodput", "shipped.pt"])
-def test_speculation_stops_for_long_prompts_with_hopeless_drafts_but_not_for_an_easy_request_beside_them(
+def test_speculation_stops_for_a_long_prompt_with_hopeless_drafts_but_not_for_easy_requests_beside_it(
     server: Server, folder: Path, policy: str
 ) -> None:
-    """Two prompts of noise, as long as this server takes; they go on when the easy one is over."""
+    """A prompt of noise, as long as this server takes; it goes on when the easy ones are over. What is drafted is
+    drafted for all: beside two such prompts, what one easy request gains would just be lost here.
+    """
     rng = random.Random(0)
-    noise = [[rng.randrange(1000, 49000) for _ in range(1900)] for _ in range(2)]
+    noise = [rng.randrange(1000, 49000) for _ in range(1900)]
     swap(server, "static:2")  # an ordinary past: it is what newcomers are thought to accept
     asyncio.run(answered(server, [{"prompt": prompt, "max_tokens": 50} for prompt in PROMPTS], at_once=4))
-    bodies = [{"prompt": p, "temperature": 1.0, "max_tokens": 80, "request_id": f"hopeless-{policy}"} for p in noise]
-    easy = {"prompt": ", ".join(map(str, range(1, 20))), "max_tokens": 60, "request_id": f"easy-{policy}"}
+    hopeless = {"prompt": noise, "temperature": 1.0, "max_tokens": 120, "request_id": f"hopeless-{policy}"}
+    counting = {first: ", ".join(map(str, range(first, first + 19))) for first in (1, 40)}
+    easy = [{"prompt": p, "max_tokens": 60, "request_id": f"easy-{policy}-{first}"} for first, p in counting.items()]
 
     async def load() -> None:
-        await answered(server, [{**body, "max_tokens": 1} for body in bodies], 2)  # then all three begin together
-        await answered(server, [*bodies, easy], 3)
+        await answered(server, [{**hopeless, "max_tokens": 1}], 1)  # then all three begin together
+        await answered(server, [hopeless, *easy], 3)
 
     seen, counts = steps(server, folder, policy, load()), {"hopeless": np.zeros(3), "easy": np.zeros(3)}
     for step in seen:
@@ -395,9 +398,8 @@ def test_speculation_stops_for_long_prompts_with_hopeless_drafts_but_not_for_an_
     rows, verified, _ = counts["hopeless"]
     assert verified < 0.4 * rows
     rows, verified, accepted = counts["easy"]
-    if policy == "goodput":  # the learned one goes by the machine's speed, too, and on some days stops for all three
-        assert verified > 0.5 * rows
-        assert accepted > 0.7 * verified
+    assert verified > 0.5 * rows
+    assert accepted > 0.7 * verified
     assert sum(step["depth"] > 0 for step in seen[-30:]) < 5
 
 

@@ -1,4 +1,4 @@
-"""Kinds of command-line values that benchmarks share, `faser profile` among them: sizes, places, drafts."""
+"""Command-line options and values that benchmarks share, `faser profile` among them: sizes, places, drafts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from faser.machine import gpus
 from faser.models import Pair, match
 from faser.tapes.mapped import check_writable
 
@@ -60,6 +61,17 @@ def between(least: int, most: int) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def add_async_scheduling(parser: argparse.ArgumentParser) -> None:
+    """The option; `refuse_async_scheduling` has to look at it."""
+    parser.add_argument("--async-scheduling", action="store_true", help="as in `faser serve`, on a GPU")
+
+
+def refuse_async_scheduling(args: argparse.Namespace) -> None:
+    """ValueError: asked for where there is none."""
+    if args.async_scheduling and not gpus():
+        raise ValueError("--async-scheduling: vLLM has it on GPUs only, and there is none")
 
 
 def stoppable(name: str, run: Callable[[], int]) -> int:

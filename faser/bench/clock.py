@@ -26,9 +26,11 @@ from faser.bench.arguments import (
     LOAD_FORMATS,
     MOST_BATCH,
     MOST_SEED,
+    add_async_scheduling,
     between,
     draft_of,
     positive,
+    refuse_async_scheduling,
     refuse_place,
     stoppable,
 )
@@ -79,6 +81,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         if args.log is not None:
             refuse_place("--log", args.log)
+        refuse_async_scheduling(args)
         cost, pair = load_profile(args.profile), prepare(args.target, progress=True)
         make_policy(args.policy, cost)
         draft = draft_of(pair, args.draft)
@@ -181,7 +184,14 @@ def _serve(
     from faser.serving.offline import OfflineEngine
 
     settings = Settings(policy=args.policy, profile=str(args.profile), log=str(log))
-    engine = OfflineEngine(target, draft, settings, max_batch=args.max_batch, load_format=args.load_format)
+    engine = OfflineEngine(
+        target,
+        draft,
+        settings,
+        max_batch=args.max_batch,
+        load_format=args.load_format,
+        asynchronous=args.async_scheduling,
+    )
     try:
         replay(engine, next(iter(traces.values())), min(WARM_S, args.seconds))
         return {name: replay(engine, arrivals, args.seconds) for name, arrivals in traces.items()}
@@ -205,6 +215,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-batch", type=between(1, MOST_BATCH), default=64, help="requests at once (default: %(default)s)"
     )
     parser.add_argument("--load-format", choices=LOAD_FORMATS, default="auto", help="'dummy': random weights")
+    add_async_scheduling(parser)
     parser.add_argument("--log", type=Path, help="keep the step log here")
     parser.add_argument("--seed", type=between(0, MOST_SEED), default=0)
     return parser

@@ -6,7 +6,7 @@
 Both engines run side by side on one device and are timed in turn, batch by batch, so a machine that drifts slows both.
 vLLM has the model runner that FASER builds on (V1), its own CUDA graphs, asynchronous scheduling where it has that, and
 one engine for every depth, since its length is fixed; depth 0 is without a draft. On a CPU both run eagerly.
-`--async-scheduling` is that of `faser serve`. What is timed is the time from one step's tokens to the next one's, of
+With `--async-scheduling` FASER's has that, too. What is timed is the time from one step's tokens to the next one's, of
 requests that decode; how many tokens are accepted plays no part in it.
 """
 
@@ -25,11 +25,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from faser.bench.arguments import LOAD_FORMATS, MOST_BATCH, between, draft_of, refuse_place
+from faser.bench.arguments import (
+    LOAD_FORMATS,
+    MOST_BATCH,
+    add_async_scheduling,
+    between,
+    draft_of,
+    refuse_async_scheduling,
+    refuse_place,
+)
 from faser.controller import ControllerConfig
 from faser.core import MAX_DEPTH
 from faser.costs import known_profiles
-from faser.machine import gpus
 from faser.models import known_models, prepare
 from faser.serving.settings import Settings
 
@@ -63,8 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.out is not None:
             refuse_place("--out", args.out)
-        if args.async_scheduling and not gpus():
-            raise ValueError("--async-scheduling: vLLM has it on GPUs only, and there is none")
+        refuse_async_scheduling(args)
         pair = prepare(args.target, progress=True)
         draft = draft_of(pair, args.draft)
     except (ValueError, OSError) as error:
@@ -149,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--depths", nargs="+", type=between(0, MAX_DEPTH), default=[0, 2, 4], help="%(default)s")
     parser.add_argument("--context", type=between(1, 1024), default=64, help="prompt tokens (default: %(default)s)")
     parser.add_argument("--pairs", type=between(1, 100), default=3, help="timings of each (default: %(default)s)")
-    parser.add_argument("--async-scheduling", action="store_true", help="in FASER too, on a GPU")
+    add_async_scheduling(parser)
     parser.add_argument("--out", type=Path, help="a CSV file")
     return parser
 

@@ -9,6 +9,7 @@ Compared are the mean time in system, output tokens over the seconds in which th
 request and step, in which the texts differ if they do. `profile` is what the profile expects of the engine's own steps,
 over what they took: its share of a difference, and a machine's that is slower than when it was measured. `rest` is the
 mean time in system again, simulated on a profile that is right in that total: what is left is the simulator's.
+It knows no `--async-scheduling`: with that, what it says is also what deciding a step early costs or saves.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from faser.acceptance import shipped_for
-from faser.bench.arguments import MOST_BATCH, between, positive, stoppable
+from faser.bench.arguments import (
+    MOST_BATCH,
+    add_async_scheduling,
+    between,
+    positive,
+    refuse_async_scheduling,
+    stoppable,
+)
 from faser.costs import StepCost, load_profile
 from faser.costs.fit import predict
 from faser.costs.steps import Steps
@@ -65,6 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     try:
+        refuse_async_scheduling(args)
         cost, tape = measured(args.pair)
         if args.profile is not None:
             cost = load_profile(args.profile)
@@ -87,7 +96,9 @@ def _run(args: argparse.Namespace) -> int:
             predictor=shipped_for(pair.tape),
             log=str(log),
         )
-        engine = OfflineEngine(str(pair.target), str(pair.draft), settings, max_batch=args.slots)
+        engine = OfflineEngine(
+            str(pair.target), str(pair.draft), settings, max_batch=args.slots, asynchronous=args.async_scheduling
+        )
         room = {"slots": args.slots, "max_batched_tokens": engine.budget, "kv_tokens": engine.kv_tokens}
         print(f"pair {args.pair}, profile {cost.name}; {args.requests} requests at load {args.load:g}, {rate:.2f}/s")
         print(HEADER)
@@ -174,6 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--suites", nargs="+", default=SUITES, help="of the test period (default: %(default)s)")
     parser.add_argument("--episodes", type=between(1, 1000), default=2, help="of each suite (default: %(default)s)")
     parser.add_argument("--requests", type=between(1, 10_000), default=48, help="in an episode (default: %(default)s)")
+    add_async_scheduling(parser)
     parser.add_argument("--load", type=positive, default=0.8, help="over what fits without speculation")
     parser.add_argument(
         "--slots", type=between(1, MOST_BATCH), default=16, help="requests at once (default: %(default)s)"

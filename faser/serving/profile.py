@@ -27,7 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from faser.bench.arguments import LOAD_FORMATS, MOST_BATCH, draft_of, refuse_place
+from faser.bench.arguments import (
+    LOAD_FORMATS,
+    MOST_BATCH,
+    add_async_scheduling,
+    draft_of,
+    refuse_async_scheduling,
+    refuse_place,
+)
 from faser.controller import ControllerConfig
 from faser.costs import load_profile
 from faser.costs.fit import Errors, fit, held_out, save
@@ -121,6 +128,7 @@ def _measure(target: str, draft: str, log: Path, args: argparse.Namespace) -> tu
         max_batch=args.max_batch,
         load_format=args.load_format,
         cudagraph_mode=args.cudagraph_mode,
+        asynchronous=args.async_scheduling,
     )
     try:
         room = {"longest": engine.longest, "kv_tokens": engine.kv_tokens, "budget": engine.budget}
@@ -163,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-batch", type=int, default=256, help="largest batch of the ladder (default: %(default)s)")
     parser.add_argument("--load-format", default="auto", help="'dummy': random weights, times are the same")
     parser.add_argument("--cudagraph-mode", choices=GRAPHS, help="vLLM's, on a GPU (default: as faser serve)")
+    add_async_scheduling(parser)
     parser.add_argument("--quick", action="store_true", help="a dozen points, to see that it works")
     parser.add_argument("--log", type=Path, help="keep the step log here")
     parser.add_argument(
@@ -178,6 +187,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--max-batch is {args.max_batch}; allowed: 1 to {MOST_BATCH}")
     if args.load_format not in LOAD_FORMATS:
         raise ValueError(f"--load-format is {args.load_format!r}; allowed: {', '.join(LOAD_FORMATS)}")
+    refuse_async_scheduling(args)
     args.prior = args.prior or PRIORS[bool(gpus())]
     load_profile(args.prior)
     for flag, path in (("--out", args.out), ("--log", args.log)):
