@@ -37,7 +37,6 @@ def line(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--target", "smollm2", "--draft", "gone"], ["--draft", "'gone'"]),
         (["--target", "smollm2", "--draft", "/nowhere/draft"], ["--draft", "'/nowhere/draft'", "config.json"]),
         (["--target", "/usr", "--draft", "owner/model"], ["--target", "'/usr'", "config.json"]),
-        (["--target", "smollm2", "--load-format", "zzz"], ["--load-format", "'zzz'", "dummy"]),
         (["--target", "smollm2", "--log", "/nowhere/steps.jsonl"], ["--log", "/nowhere/steps.jsonl"]),
         (["--target", "smollm2", "--log", "/usr"], ["--log", "'/usr'", "a file"]),
     ],

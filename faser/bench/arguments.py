@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from faser.machine import gpus
-from faser.models import Pair, match
+from faser.models import Pair, known_models, match
 from faser.tapes.mapped import check_writable
 
 LOAD_FORMATS = (
@@ -61,6 +61,16 @@ def between(least: int, most: int) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """The options of an engine; `draft_of` and `refuse_async_scheduling` have to look at them."""
+    parser.add_argument(
+        "--target", required=True, help=f"{', '.join(known_models())}, a model directory or an owner/model id"
+    )
+    parser.add_argument("--draft", help="the draft's directory; a named target has one")
+    parser.add_argument("--load-format", default="auto", choices=LOAD_FORMATS, help="'dummy': random weights")
+    add_async_scheduling(parser)
 
 
 def add_async_scheduling(parser: argparse.ArgumentParser) -> None:

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from faser.bench.arguments import (
-    LOAD_FORMATS,
     MOST_BATCH,
     MOST_SEED,
-    add_async_scheduling,
+    add_engine,
     between,
     draft_of,
     positive,
@@ -42,7 +41,7 @@ from faser.envs.arrivals import ARRIVALS
 from faser.envs.recorded import read_recorded
 from faser.envs.simulator import capacity
 from faser.envs.trace import sample_trace
-from faser.models import Pair, known_models, prepare
+from faser.models import Pair, prepare
 from faser.policies import make_policy
 from faser.serving.settings import Settings
 from faser.tapes import Tape, load_tape
@@ -203,8 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m faser.bench.clock", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--target", required=True, help=f"{', '.join(known_models())}, or a model directory")
-    parser.add_argument("--draft", help="the draft's directory; a named target has one")
+    add_engine(parser)
     parser.add_argument("--profile", required=True, help="name or file of the profile that is checked")
     parser.add_argument("--policy", default="goodput", help="which policy serves (default: %(default)s)")
     parser.add_argument("--seconds", type=positive, default=60.0, help="of each trace (default: %(default)s)")
@@ -214,8 +212,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-batch", type=between(1, MOST_BATCH), default=64, help="requests at once (default: %(default)s)"
     )
-    parser.add_argument("--load-format", choices=LOAD_FORMATS, default="auto", help="'dummy': random weights")
-    add_async_scheduling(parser)
     parser.add_argument("--log", type=Path, help="keep the step log here")
     parser.add_argument("--seed", type=between(0, MOST_SEED), default=0)
     return parser

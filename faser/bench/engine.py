@@ -26,18 +26,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from faser.bench.arguments import (
-    LOAD_FORMATS,
     MOST_BATCH,
-    add_async_scheduling,
+    add_engine,
     between,
     draft_of,
     refuse_async_scheduling,
     refuse_place,
+    stoppable,
 )
 from faser.controller import ControllerConfig
 from faser.core import MAX_DEPTH
 from faser.costs import known_profiles
-from faser.models import known_models, prepare
+from faser.models import prepare
 from faser.serving.settings import Settings
 
 if TYPE_CHECKING:
@@ -76,14 +76,15 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"faser bench engine: {error}", file=sys.stderr)
         return 2
+    return stoppable("faser bench engine", lambda: _run(str(pair.target), draft, args))
+
+
+def _run(target: str, draft: str, args: argparse.Namespace) -> int:
     try:
-        _report(_measure(str(pair.target), draft, args), args.out)
+        _report(_measure(target, draft, args), args.out)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"faser bench engine: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
-    except KeyboardInterrupt:
-        print("faser bench engine: stopped", file=sys.stderr)
-        return 130
     return 0
 
 
@@ -146,16 +147,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="faser bench engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--target", required=True, help=f"{', '.join(known_models())}, a model directory or an owner/model id"
-    )
-    parser.add_argument("--draft", help="the draft's directory; a named target has one")
-    parser.add_argument("--load-format", default="auto", choices=LOAD_FORMATS, help="'dummy': random weights")
+    add_engine(parser)
     parser.add_argument("--batches", nargs="+", type=between(1, MOST_BATCH), default=[1, 8, 32], help="%(default)s")
     parser.add_argument("--depths", nargs="+", type=between(0, MAX_DEPTH), default=[0, 2, 4], help="%(default)s")
     parser.add_argument("--context", type=between(1, 1024), default=64, help="prompt tokens (default: %(default)s)")
     parser.add_argument("--pairs", type=between(1, 100), default=3, help="timings of each (default: %(default)s)")
-    add_async_scheduling(parser)
     parser.add_argument("--out", type=Path, help="a CSV file")
     return parser
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from faser.bench.arguments import between
+from faser.bench.arguments import between, stoppable
 from faser.bench.client import own_connections
 from faser.bench.identity import generate
 from faser.bench.prompts import choose, load_prompts
@@ -101,6 +101,10 @@ def main() -> int:
     parser.add_argument("--prompts", type=between(1, len(load_prompts())), default=120)
     parser.add_argument("--tokens", type=between(1, 1024), default=128, help="of each output")
     args = parser.parse_args()
+    return stoppable("inflated", lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
     prompts = [p.prompt for p in choose(load_prompts(), args.prompts)]
     try:
         source = look(args.source, args.draft, prompts, args.tokens, None)

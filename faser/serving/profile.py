@@ -27,21 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from faser.bench.arguments import (
-    LOAD_FORMATS,
-    MOST_BATCH,
-    add_async_scheduling,
-    draft_of,
-    refuse_async_scheduling,
-    refuse_place,
-)
+from faser.bench.arguments import MOST_BATCH, add_engine, draft_of, refuse_async_scheduling, refuse_place
 from faser.controller import ControllerConfig
 from faser.costs import load_profile
 from faser.costs.fit import Errors, fit, held_out, save
 from faser.costs.plan import HOLD, TEMPERATURES, Visit, estimate_s, plan, prompts_of
 from faser.costs.steps import Steps, grid_points
 from faser.machine import gpus
-from faser.models import known_models, prepare
+from faser.models import prepare
 from faser.serving.settings import Settings
 
 if TYPE_CHECKING:
@@ -162,16 +155,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="faser profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--target", required=True, help=f"{', '.join(known_models())}, a model directory or an owner/model id"
-    )
-    parser.add_argument("--draft", help="the draft's directory; a named target has one")
+    add_engine(parser)
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     parser.add_argument("--name", help="the profile's name (default: that of the file)")
     parser.add_argument("--max-batch", type=int, default=256, help="largest batch of the ladder (default: %(default)s)")
-    parser.add_argument("--load-format", default="auto", help="'dummy': random weights, times are the same")
     parser.add_argument("--cudagraph-mode", choices=GRAPHS, help="vLLM's, on a GPU (default: as faser serve)")
-    add_async_scheduling(parser)
     parser.add_argument("--quick", action="store_true", help="a dozen points, to see that it works")
     parser.add_argument("--log", type=Path, help="keep the step log here")
     parser.add_argument(
@@ -185,8 +173,6 @@ def _check(args: argparse.Namespace) -> None:
     """ValueError: an option that cannot be used, before anything is started."""
     if not 1 <= args.max_batch <= MOST_BATCH:
         raise ValueError(f"--max-batch is {args.max_batch}; allowed: 1 to {MOST_BATCH}")
-    if args.load_format not in LOAD_FORMATS:
-        raise ValueError(f"--load-format is {args.load_format!r}; allowed: {', '.join(LOAD_FORMATS)}")
     refuse_async_scheduling(args)
     args.prior = args.prior or PRIORS[bool(gpus())]
     load_profile(args.prior)
