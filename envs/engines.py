@@ -237,6 +237,7 @@ class Engines:
             owner=owner,
             finished=finished,
             finished_s=finished_s,
+            places=np.stack((at, at + emitted)),
         )
 
     def _place(self) -> None:

@@ -15,17 +15,13 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from faser.bench.decide import random_observation
-from faser.costs import Curve, StepCost
 from faser.costs.step_cost import PROFILES
-from faser.envs.advance import Advance
-from faser.envs.rewards import Without
 from faser.policies import learned, policy_file
 from faser.train import ppo, presets, resume, run
 from faser.train.evaluation import REPORT, SELECTION, evaluate, mean, trace
 from faser.train.export import table
 from faser.train.network import Batch
 from faser.train.presets import Preset, Settings
-from faser.train.shaping import TokenPaid
 from faser.train.worlds import make_worlds
 
 SCRIPT = Path(__file__).parents[1] / "train" / "ppo.py"
@@ -238,32 +234,3 @@ def test_engines_of_two_sizes_train_one_network(monkeypatch: pytest.MonkeyPatch)
         assert not (batch.slot[batch.owner == 1] >= 3).any()
         seen, *_ = worlds.step(np.full((2, 8 + 2), 1))
     worlds.close()
-
-
-def test_the_reward_prefers_what_brings_more_tokens_in_the_same_time() -> None:
-    cost = StepCost(
-        name="x", device="x", source="x", verify=Curve((1.0, 2.0), (10.0, 11.0)), draft=Curve((1.0,), (1.0,))
-    )
-    reward = TokenPaid(cost=cost, acceptance=0.5)
-    # depth 0: 10 ms for 1 token; depth 1: 11 + 1 ms for 1.5; depth 2: 12 + 2 ms for 1.75; depth 3: 13 + 3 for 1.875
-    assert reward.price_s(np.array([1])) == pytest.approx([12e-3 / 1.5])
-
-    # Four engines: a token that was accepted, one that was not, one beside a prompt of 9, and a prompt alone.
-    seconds = np.array([12e-3, 12e-3, 21e-3, 0.1])
-    advance = Advance(
-        seconds=seconds,
-        tokens=np.array([2, 1, 2, 0]),
-        system_s=seconds,
-        prefill_tokens=np.array([0, 0, 9, 9]),
-        batch=np.array([1, 1, 2, 1]),
-        depth=np.ones(4, np.int64),
-        verified=np.ones(3, np.int64),
-        accepted=np.array([1, 0, 1]),
-        starts=np.array([0, 1, 2, 3, 3]),
-        owner=np.arange(3),
-        finished=np.zeros(0, np.int64),
-        finished_s=np.zeros(0),
-    )
-    without = Without(np.full(4, 2.0), np.full(4, 2.0), np.ones(4))
-    right, wrong = (16e-3 - 12e-3) / 10e-3, (8e-3 - 12e-3) / 10e-3
-    assert reward(advance, without) == pytest.approx([right, wrong, right, 0.0])

@@ -1,47 +1,77 @@
 """The reward that PPO is trained on: time in system, told when it is earned and not when a request ends.
 
 A token accepted now shortens its request, which shows in the time in system only at the request's end, hundreds of
-steps and many arrivals later. But the tokens of an episode are given, so paying the same for each adds nothing to
-choose between policies. One pay for all loads left so much noise that PPO learnt nothing in 200,000 steps; paying the
-going price, what a token costs a good fixed depth at this batch, leaves the reward near 0 at every load and makes a
-step's reward its own merit. Evaluation never uses this reward.
+steps and many arrivals later. So a step is paid at once for what it saves: the steps that a request would need from
+where it was, and from where it is now, at a fixed depth, are on the tape. That is potential-based shaping (Ng, Harada
+and Russell, 1999): over an episode such pay depends on no choice. It leaves the reward near 0 at every load, which
+makes a step's reward its own merit.
+
+One price for all tokens does not do. A token of a request whose drafts are accepted saves it less time than one of a
+request whose are not: so paid, PPO drafted ever deeper and became worse by its own reward, as what a token is paid now
+is more than what its absence saves later. Evaluation never uses this reward.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.core import MAX_DEPTH
+from faser.core import MAX_DEPTH, Ints
 from faser.costs import StepCost
 from faser.envs.advance import Advance, Doubles
 from faser.envs.rewards import Without
+from faser.tapes import Tape
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenPaid:
-    """(price x tokens - seconds of the step without its prompts) x requests in the system.
+@dataclass(kw_only=True)
+class StepsSaved:
+    """(seconds of the fixed depth's steps that its requests were saved, on average - seconds of the step without its
+    prompts) x requests in the system.
 
-    Seconds are counted in idle steps, of one row, and requests over their mean without speculation, which brings the
-    reward to the order of 1 on every device and at every load. cost, acceptance: of the pair; they set the price.
+    The fixed depth is the one that is best for so many requests. Seconds are counted in idle steps, of one row, and
+    requests over their mean without speculation, which brings the reward to the order of 1 on every device and at every
+    load. cost, tape: of the pair; the tape is that of the environment.
     """
 
     cost: StepCost
-    acceptance: float
+    tape: Tape
 
-    def price_s(self, running: NDArray[np.int64], context: Doubles | float = 0.0) -> Doubles:
-        """[E] seconds per token of the fixed depth that is best for `running` [E] requests, with no prompt computed.
+    @cached_property
+    def steps_left(self) -> Ints:
+        """[K + 1, T] by fixed depth: steps to the request's end from each of the tape's T positions."""
+        ends, lengths, depth = self.tape.offsets[1:], self.tape.output_tokens, np.arange(MAX_DEPTH + 1)[:, None]
+        steps = np.ones((MAX_DEPTH + 1, len(self.tape.run_lengths)), np.int64)
+        for back in range(2, int(lengths.max()) + 1):  # from the end on, all requests at once
+            end = ends[lengths >= back]
+            at = end - back
+            after = at + 1 + np.minimum(self.tape.run_lengths[at], depth)
+            steps[:, at] += np.where(after < end, steps[depth, np.minimum(after, end - 1)], 0)
+        return steps
+
+    @cached_property
+    def _end(self) -> Ints:
+        """[T] where the request of each position ends."""
+        return np.repeat(self.tape.offsets[1:], self.tape.output_tokens)
+
+    @cached_property
+    def _emitted(self) -> Doubles:
+        """[K + 1] tokens of a step by fixed depth, on average."""
+        emitted: Doubles = (float(self.tape.match.mean()) ** np.arange(MAX_DEPTH + 1)).cumsum()
+        return emitted
+
+    def fixed(self, running: NDArray[np.int64], context: Doubles | float = 0.0) -> tuple[Ints, Doubles]:
+        """[E] the fixed depth that is best for `running` [E] requests of `context` [E] tokens, and seconds of its step.
 
         Prompts have no part in it: they make their step longer, and what a token is worth there no higher. Reading the
-        requests' context has: `context` [E] tokens.
+        requests' context has.
         """
         depth, batch = np.arange(MAX_DEPTH + 1), running[:, None]
         ms = self.cost.ms(rows=batch * (1 + depth), batch=batch, depth=depth, context=np.reshape(context, (-1, 1)))
-        best: Doubles = (ms / (self.acceptance**depth).cumsum()).min(axis=1)
-        price: Doubles = best / np.maximum(running, 1) / 1e3
-        return price
+        best = (ms / self._emitted).argmin(axis=1)
+        return best, ms[np.arange(len(best)), best] / 1e3
 
     def __call__(self, advance: Advance, without: Without) -> Doubles:
         running = np.diff(advance.starts)
@@ -51,7 +81,18 @@ class TokenPaid:
         rest_ms = self.cost.ms(**asked)
         token_ms = self.cost.ms(**asked, context=1) - rest_ms  # 0 if context costs nothing
         context = np.maximum(advance.seconds * 1e3 - rest_ms, 0.0) / np.where(token_ms > 0, token_ms, np.inf)
-        merit = self.price_s(running, context) * advance.tokens - (advance.seconds - prompts_ms / 1e3)
+        depth, step_s = self.fixed(running, context)
+        saved = np.bincount(advance.owner, self.saved(advance, depth[advance.owner]), len(running))
+        merit = step_s * saved / np.maximum(running, 1) - (advance.seconds - prompts_ms / 1e3)
         idle_step_s = self.cost.step_ms(rows=1, batch=1) / 1e3
         requests = advance.system_s / np.maximum(advance.seconds, 1e-9)
         return np.where(running > 0, merit / idle_step_s * requests * without.busy_s / without.system_s, 0.0)
+
+    def saved(self, advance: Advance, depth: Ints) -> Ints:
+        """[M] steps of `depth` [M] that each request has left fewer of than before."""
+        assert advance.places is not None  # simulated
+        before, after = advance.places
+        end = self._end[before]
+        left = np.where(after < end, self.steps_left[depth, np.minimum(after, end - 1)], 0)
+        saved: Ints = self.steps_left[depth, before] - left
+        return saved

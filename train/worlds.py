@@ -20,7 +20,7 @@ from faser.envs.vector import SpeculationVectorEnv
 from faser.models import measured
 from faser.train.network import F, L
 from faser.train.presets import preset
-from faser.train.shaping import TokenPaid
+from faser.train.shaping import StepsSaved
 
 Flat: TypeAlias = NDArray[np.float32]
 
@@ -122,6 +122,6 @@ def _vector(model: str, mine: Iterable[int], bands: int) -> SpeculationVectorEnv
         slots=own.slots,
         requests=[own.requests(high) for _, high in loads],
         load=loads,
-        reward=TokenPaid(cost=cost, acceptance=float(tape.split("train").match.mean())),
+        reward=StepsSaved(cost=cost, tape=tape.split("train")),
         part="train",
     )
