@@ -383,7 +383,7 @@ def test_speculation_stops_for_a_long_prompt_with_hopeless_drafts_but_not_for_ea
     noise = [rng.randrange(1000, 49000) for _ in range(1900)]
     swap(server, "static:2")  # an ordinary past: it is what newcomers are thought to accept
     asyncio.run(answered(server, [{"prompt": prompt, "max_tokens": 50} for prompt in PROMPTS], at_once=4))
-    hopeless = {"prompt": noise, "temperature": 1.0, "max_tokens": 120, "request_id": f"hopeless-{policy}"}
+    hopeless = {"prompt": noise, "temperature": 1.0, "max_tokens": 80, "request_id": f"hopeless-{policy}"}
     counting = {first: ", ".join(map(str, range(first, first + 19))) for first in (1, 40)}
     easy = [{"prompt": p, "max_tokens": 60, "request_id": f"easy-{policy}-{first}"} for first, p in counting.items()]
 
@@ -391,16 +391,19 @@ def test_speculation_stops_for_a_long_prompt_with_hopeless_drafts_but_not_for_ea
         await answered(server, [{**hopeless, "max_tokens": 1}], 1)  # then all three begin together
         await answered(server, [hopeless, *easy], 3)
 
-    seen, counts = steps(server, folder, policy, load()), {"hopeless": np.zeros(3), "easy": np.zeros(3)}
-    for step in seen:
+    seen, counts = steps(server, folder, policy, load()), {kind: np.zeros(3) for kind in ("hopeless", "easy", "beside")}
+    last = max(i for i, step in enumerate(seen) if any("easy" in request for request in step["request"]))
+    for i, step in enumerate(seen):
         for request, *judged in zip(step["request"], step["verified"], step["accepted"], strict=True):
-            counts["easy" if "easy" in request else "hopeless"] += (1, *judged)
-    rows, verified, _ = counts["hopeless"]
-    assert verified < 0.4 * rows
+            kind = "easy" if "easy" in request else "hopeless"
+            counts[kind] += (1, *judged)
+            counts["beside"] += (kind == "hopeless" and i <= last) * np.array((1, *judged))
     rows, verified, accepted = counts["easy"]
     assert verified > 0.5 * rows
     assert accepted > 0.7 * verified
-    assert sum(step["depth"] > 0 for step in seen[-30:]) < 5
+    assert counts["hopeless"][1] < 0.4 * counts["hopeless"][0]
+    assert counts["beside"][1] / counts["beside"][0] < 0.8 * verified / rows
+    assert sum(step["depth"] > 0 for step in seen[last + 10 :]) < 5
 
 
 @pytest.mark.parametrize("policy", ["none", "shipped.pt"])

@@ -49,6 +49,14 @@ def test_a_mistake_is_named_before_anything_starts(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_format_that_vllm_does_not_have_is_refused_with_those_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--target", "smollm2", "--out", "p.json", "--load-format", "zzz"])
+    said = capsys.readouterr().err
+    assert "--load-format: invalid choice: 'zzz'" in said
+    assert "dummy" in said
+
+
 def test_a_place_that_cannot_be_written_and_a_log_that_holds_something(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

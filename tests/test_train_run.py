@@ -22,6 +22,7 @@ from faser.train.evaluation import REPORT, SELECTION, evaluate, mean, trace
 from faser.train.export import table
 from faser.train.network import Batch
 from faser.train.presets import Preset, Settings
+from faser.train.shaping import StepsSaved
 from faser.train.worlds import make_worlds
 
 SCRIPT = Path(__file__).parents[1] / "train" / "ppo.py"
@@ -233,4 +234,8 @@ def test_engines_of_two_sizes_train_one_network(monkeypatch: pytest.MonkeyPatch)
         assert batch.slots == 8
         assert not (batch.slot[batch.owner == 1] >= 3).any()
         seen, *_ = worlds.step(np.full((2, 8 + 2), 1))
+    for vector in worlds.vectors:  # rewards look places up on a tape of their own
+        reward = vector.episodes.reward
+        assert isinstance(reward, StepsSaved)
+        np.testing.assert_array_equal(reward.tape.match, vector.episodes.tape.match)
     worlds.close()

@@ -1,4 +1,4 @@
-"""The reward of training pays what a step saves, by the tape, and over a whole episode the same whatever was done."""
+"""The reward of training pays what a step saves, by the tape; the steps saved add up to the same whatever was done."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_steps_left_are_those_that_the_simulator_takes(depth: int) -> None:
         assert steps == (left[first] if first < FEW.offsets[request + 1] else 0)
 
 
-def test_what_is_saved_over_an_episode_depends_on_no_choice() -> None:
+def test_the_steps_that_a_request_is_saved_add_up_to_the_same_whatever_is_decided() -> None:
     reward, rng = StepsSaved(cost=COST, tape=FEW), np.random.default_rng(0)
     for request in range(len(FEW)):
         for _ in range(3):
@@ -70,7 +70,7 @@ def test_a_step_is_paid_by_what_the_best_fixed_depth_would_have_needed() -> None
     """At depth 1 the request needs 6, 5, 5, 4, 4, 3, 2 and 1 steps from its positions on."""
     reward = StepsSaved(cost=COST, tape=tape([1, 1, 1, 1, 0, 0, 0, 0]))
     # depth 0: 10 ms for 1 token; depth 1: 11 + 1 ms for 1.5; depth 2: 12 + 2 ms for 1.75; depth 3: 13 + 3 for 1.875
-    depth, seconds = reward.fixed(np.array([1]))
+    depth, seconds = reward.best_fixed(np.array([1]))
     assert (depth[0], seconds[0]) == (1, pytest.approx(12e-3))
     # Engines: what depth 1 does; no less in less time; a step more than that; two of its steps in one; what it does,
     # beside a prompt of 9; and a prompt alone.

@@ -59,7 +59,7 @@ class Settings:
     batch_size: int = 2048
     epochs: int = 4
     learning_rate: float = 3e-4  # falls linearly to a tenth
-    gamma: float = 0.97  # with `train.shaping` what an action does shows in this step's reward and the next one's
+    gamma: float = 0.97  # what is drafted in one step is paid in the next
     gae_lambda: float = 0.95
     clip_range: float = 0.2
     entropy: float = 0.0

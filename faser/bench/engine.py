@@ -67,6 +67,10 @@ class Cell:
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status; 2 for a user's mistake."""
     args = _parser().parse_args(argv)
+    return stoppable("faser bench engine", lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         if args.out is not None:
             refuse_place("--out", args.out)
@@ -76,12 +80,8 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"faser bench engine: {error}", file=sys.stderr)
         return 2
-    return stoppable("faser bench engine", lambda: _run(str(pair.target), draft, args))
-
-
-def _run(target: str, draft: str, args: argparse.Namespace) -> int:
     try:
-        _report(_measure(target, draft, args), args.out)
+        _report(_measure(str(pair.target), draft, args), args.out)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"faser bench engine: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

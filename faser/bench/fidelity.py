@@ -9,7 +9,7 @@ Compared are the mean time in system, output tokens over the seconds in which th
 request and step, in which the texts differ if they do. `profile` is what the profile expects of the engine's own steps,
 over what they took: its share of a difference, and a machine's that is slower than when it was measured. `rest` is the
 mean time in system again, simulated on a profile that is right in that total: what is left is the simulator's.
-It knows no `--async-scheduling`: with that, what it says is also what deciding a step early costs or saves.
+The simulator schedules synchronously: with `--async-scheduling` a difference is also what that saves and costs.
 """
 
 from __future__ import annotations
