@@ -35,21 +35,15 @@ def geometric(acceptance: float) -> Doubles:
 def tokens_per_step(tape: Tape) -> Doubles:
     """[K + 1] tokens of a request-step at each K, over the whole of every recorded request.
 
-    Each request starts past its first token, which comes with its prompt, and is walked to its end: a step at K gets
-    the right ones of K drafted tokens and one more, or what is left.
+    Each request starts past its first token, which comes with its prompt: a step at K gets the right ones of K drafted
+    tokens and one more, or what is left.
     """
-    runs, ends = tape.run_lengths, tape.offsets[1:]
-    first = tape.offsets[:-1] + 1
+    first, ends = tape.offsets[:-1] + 1, tape.offsets[1:]
     tokens = int((ends - first).sum())
-    out = np.ones(MAX_DEPTH + 1)
-    for k in range(1, MAX_DEPTH + 1):
-        at, end, steps = first[first < ends], ends[first < ends], 0
-        while len(at):
-            steps += len(at)
-            at = at + np.minimum(runs[at], k) + 1
-            at, end = at[at < end], end[at < end]
-        out[k] = tokens / max(steps, 1)
-    return out
+    if not tokens:
+        return np.ones(MAX_DEPTH + 1)
+    steps = tape.steps_left[:, first[first < ends]].sum(axis=1)
+    return np.asarray(tokens / steps, np.float64)
 
 
 class Schedule:

@@ -41,7 +41,7 @@ def alone(request: int) -> Engines:
 
 @pytest.mark.parametrize("depth", range(MAX_DEPTH + 1))
 def test_the_steps_left_are_those_that_the_simulator_takes(depth: int) -> None:
-    left = StepsSaved(cost=COST, tape=FEW).steps_left[depth]
+    left = FEW.steps_left[depth]
     for request in range(len(FEW)):
         engines, steps = alone(request), 0
         while not engines.done[0]:
@@ -62,7 +62,7 @@ def test_the_steps_that_a_request_is_saved_add_up_to_the_same_whatever_is_decide
                 for d in range(MAX_DEPTH + 1):
                     saved[d] += reward.saved(advance, np.full(len(advance.owner), d)).sum()
             first = FEW.offsets[request] + 1
-            whole = reward.steps_left[:, first] if first < FEW.offsets[request + 1] else 0
+            whole = FEW.steps_left[:, first] if first < FEW.offsets[request + 1] else 0
             assert (saved == whole).all()
 
 

@@ -22,6 +22,7 @@ from faser.core import MAX_DEPTH, Ints
 from faser.costs import StepCost
 from faser.envs.advance import Advance, Doubles
 from faser.envs.rewards import Without
+from faser.policies.schedule import geometric
 from faser.tapes import Tape
 
 
@@ -40,27 +41,9 @@ class StepsSaved:
     tape: Tape
 
     @cached_property
-    def steps_left(self) -> Ints:
-        """[K + 1, T] by fixed depth: steps to the request's end from each of the tape's T positions."""
-        ends, lengths, depth = self.tape.offsets[1:], self.tape.output_tokens, np.arange(MAX_DEPTH + 1)[:, None]
-        steps = np.ones((MAX_DEPTH + 1, len(self.tape.run_lengths)), np.int64)
-        for back in range(2, int(lengths.max()) + 1):  # from the end on, all requests at once
-            end = ends[lengths >= back]
-            at = end - back
-            after = at + 1 + np.minimum(self.tape.run_lengths[at], depth)
-            steps[:, at] += np.where(after < end, steps[depth, np.minimum(after, end - 1)], 0)
-        return steps
-
-    @cached_property
-    def _end(self) -> Ints:
-        """[T] where the request of each position ends."""
-        return np.repeat(self.tape.offsets[1:], self.tape.output_tokens)
-
-    @cached_property
     def _emitted(self) -> Doubles:
         """[K + 1] tokens of a step by fixed depth, on average."""
-        emitted: Doubles = (float(self.tape.match.mean()) ** np.arange(MAX_DEPTH + 1)).cumsum()
-        return emitted
+        return geometric(float(self.tape.match.mean()))
 
     def best_fixed(self, running: NDArray[np.int64], context: Doubles | float = 0.0) -> tuple[Ints, Doubles]:
         """[E] the fixed depth that is best for `running` [E] requests with `context` [E] tokens in all, and seconds of
@@ -94,7 +77,7 @@ class StepsSaved:
         if advance.places is None:
             raise ValueError("a live engine's step has no places on a tape")
         before, after = advance.places
-        end = self._end[before]
-        left = np.where(after < end, self.steps_left[depth, np.minimum(after, end - 1)], 0)
-        saved: Ints = self.steps_left[depth, before] - left
+        end = self.tape.ends[before]
+        left = np.where(after < end, self.tape.steps_left[depth, np.minimum(after, end - 1)], 0)
+        saved: Ints = self.tape.steps_left[depth, before] - left
         return saved

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from faser.machine import gpus
 from faser.models import Pair, known_models, match
@@ -71,6 +72,11 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", help="the draft's directory; a named target has one")
     parser.add_argument("--load-format", default="auto", choices=LOAD_FORMATS, help="'dummy': random weights")
     add_async_scheduling(parser)
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What `OfflineEngine` takes of them, but for the models."""
+    return {"load_format": args.load_format, "asynchronous": args.async_scheduling}
 
 
 def add_async_scheduling(parser: argparse.ArgumentParser) -> None:

@@ -28,6 +28,7 @@ from faser.bench.arguments import (
     add_engine,
     between,
     draft_of,
+    engine_options,
     positive,
     refuse_async_scheduling,
     refuse_place,
@@ -183,14 +184,7 @@ def _serve(
     from faser.serving.offline import OfflineEngine
 
     settings = Settings(policy=args.policy, profile=str(args.profile), log=str(log))
-    engine = OfflineEngine(
-        target,
-        draft,
-        settings,
-        max_batch=args.max_batch,
-        load_format=args.load_format,
-        asynchronous=args.async_scheduling,
-    )
+    engine = OfflineEngine(target, draft, settings, max_batch=args.max_batch, **engine_options(args))
     try:
         replay(engine, next(iter(traces.values())), min(WARM_S, args.seconds))
         return {name: replay(engine, arrivals, args.seconds) for name, arrivals in traces.items()}

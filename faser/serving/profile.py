@@ -27,7 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from faser.bench.arguments import MOST_BATCH, add_engine, draft_of, refuse_async_scheduling, refuse_place
+from faser.bench.arguments import (
+    MOST_BATCH,
+    add_engine,
+    draft_of,
+    engine_options,
+    refuse_async_scheduling,
+    refuse_place,
+)
 from faser.controller import ControllerConfig
 from faser.costs import load_profile
 from faser.costs.fit import Errors, fit, held_out, save
@@ -114,15 +121,8 @@ def _measure(target: str, draft: str, log: Path, args: argparse.Namespace) -> tu
     from faser.serving.offline import OfflineEngine
 
     settings = Settings(policy=POLICY, profile=args.prior, log=str(log.resolve()), controller=PATIENT)
-    engine = OfflineEngine(
-        target,
-        draft,
-        settings,
-        max_batch=args.max_batch,
-        load_format=args.load_format,
-        cudagraph_mode=args.cudagraph_mode,
-        asynchronous=args.async_scheduling,
-    )
+    options = {"cudagraph_mode": args.cudagraph_mode, **engine_options(args)}
+    engine = OfflineEngine(target, draft, settings, max_batch=args.max_batch, **options)
     try:
         room = {"longest": engine.longest, "kv_tokens": engine.kv_tokens, "budget": engine.budget}
         visits = plan(max_batch=args.max_batch, quick=args.quick, **room)

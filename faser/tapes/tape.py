@@ -123,6 +123,23 @@ class Tape:
         return np.concatenate(([0], np.cumsum(self.output_tokens, dtype=np.int64)))
 
     @cached_property
+    def ends(self) -> Ints:
+        """[T] where the request of each position ends."""
+        return np.repeat(self.offsets[1:], self.output_tokens)
+
+    @cached_property
+    def steps_left(self) -> Ints:
+        """[K + 1, T] steps to the request's end from each position, at each fixed draft length K."""
+        depth = np.arange(MAX_DEPTH + 1)[:, None]
+        steps = np.ones((MAX_DEPTH + 1, len(self.match)), np.int64)
+        for back in range(2, int(self.output_tokens.max()) + 1):  # from the end on, all requests at once
+            end = self.offsets[1:][self.output_tokens >= back]
+            at = end - back
+            after = at + 1 + np.minimum(self.run_lengths[at], depth)
+            steps[:, at] += np.where(after < end, steps[depth, np.minimum(after, end - 1)], 0)
+        return steps
+
+    @cached_property
     def run_lengths(self) -> Ints:
         """[T] matches in a row from each position on, within its request: the most that can be accepted there."""
         return self.runs(self.match)
@@ -132,8 +149,7 @@ class Tape:
         at = np.arange(len(right))
         stop = np.where(right, len(right), at)
         stop = np.minimum.accumulate(stop[::-1])[::-1]
-        ends = np.repeat(self.offsets[1:], self.output_tokens)
-        return np.asarray(np.minimum(stop, ends) - at, np.int64)
+        return np.asarray(np.minimum(stop, self.ends) - at, np.int64)
 
     @cached_property
     def probability(self) -> Floats:
